@@ -50,8 +50,9 @@ docs: .venv/.docs ## build the documentation site into site/ (REPOSITORY=https:/
 docs-serve: .venv/.docs ## show the site at http://localhost:8000, following changes of docs/
 	@$(BIN)/python -m tools.docs_site serve $(if $(REPOSITORY),--repository $(REPOSITORY))
 
-reference: .venv/.dev ## write the pages of docs/reference/ that are generated from the code
+reference: .venv/.dev ## write docs/explanation/papers.md and the pages of docs/reference/ that are generated
 	@$(BIN)/python -m tools.reference_pages
+	@$(BIN)/python -m tools.papers_page
 
 bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (three more with IMAGES=originals.tar and SHARD_SET=dir)
 	@for name in telemetry failures reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done

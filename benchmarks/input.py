@@ -40,13 +40,12 @@ set `--set input.loader=dali`. On GPUs `auto` takes DALI. The reference decodes 
 PIL's. On small images most of its cost is PIL's resize."""
 
 
-def podscale_loader(name: str) -> Pipeline:
+def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
     """Return the pipeline of one of Podscale's loaders, with one worker."""
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
-        config = RunConfig.model_validate(
-            {"input": {"loader": name, "workers": 1, "image_size": size}, "train": {"global_batch": batch}}
-        )
+        section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
+        config = RunConfig.model_validate({"input": section, "train": {"global_batch": batch}})
         loader = build_loader(
             config,
             split,
@@ -137,7 +136,9 @@ def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, 
 REFERENCE = "podscale torchvision (PIL's pixels)"
 PIPELINES: dict[str, Pipeline] = {
     REFERENCE: podscale_loader("torchvision"),
+    f"{REFERENCE}, bicubic": podscale_loader("torchvision", "bicubic"),
     "podscale dali (CPU)": podscale_loader("dali"),
+    "podscale dali (CPU), bicubic": podscale_loader("dali", "bicubic"),
     "PIL + torchvision transforms": pil_transforms,
     "torchvision decode_jpeg + tensor transforms": tensor_transforms,
     "simplejpeg + OpenCV linear": opencv,

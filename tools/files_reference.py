@@ -134,7 +134,8 @@ MODEL = f"""## model.json
 | `architecture` | [Model section](options/model.md) of the document. |
 | `parameters` | Number of trainable values. |
 | `classes` | Class names in index order. |
-| `preprocessing` | `color`, `image_size` in pixels, `crop_fraction`, `mean` and `std` per channel. |
+| `preprocessing` | `color`, `image_size` in pixels, `crop_fraction`, `interpolation`, \
+`per_image_standardization`, `mean` and `std` per channel. |
 | `training` | Epochs, batch, steps (`updates`), skipped steps, last evaluation, origin of the initial weights, \
 `weights` (`trained` or `ema`). |
 

@@ -10,10 +10,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measure import cpu_seconds, median_ratio, rate
+from podscale.config.data import Interpolation
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.data.crop import CropParams, training_crops
-from podscale.data.decode import Pixels, crop_and_resize, decode, decode_rows
+from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.loaders import pillow
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.loaders.build_loader import build_loader, open_shard_set
@@ -50,16 +51,18 @@ class WholeImages(DecodedCache):
         return decode(self._records.read(row))
 
 
-def numpy_crop_and_resize(pixels: Pixels, view: CropParams, size: int) -> Pixels:
+def numpy_crop_and_resize(
+    pixels: Pixels, view: CropParams, size: int, interpolation: Interpolation = "bilinear"
+) -> Pixels:
     part = pixels[view.top : view.top + view.height, view.left : view.left + view.width]
     image = Image.fromarray(part)
     if part.shape[:2] != (view.out_height, view.out_width):
-        image = image.resize((view.out_width, view.out_height), Image.Resampling.BILINEAR)
+        image = image.resize((view.out_width, view.out_height), RESAMPLING[interpolation])
     square = np.asarray(image)[view.out_top : view.out_top + size, view.out_left : view.out_left + size]
     return square[:, ::-1] if view.flip else square
 
 
-CropFunction = Callable[[Pixels, CropParams, int], object]
+CropFunction = Callable[[Pixels, CropParams, int, Interpolation], object]
 
 
 def cropping_by(function: CropFunction) -> AbstractContextManager[object]:
@@ -146,7 +149,12 @@ def operation_table(directory: str, images: int, size: int) -> list[str]:
             numpy_crop_and_resize(pixels, job[3], size).copy() for pixels, job in zip(decoded, jobs, strict=True)
         ],
         "cropping, resizing, flipping": lambda: [
-            np.array(crop_and_resize(pixels, job[3], size)) for pixels, job in zip(decoded, jobs, strict=True)
+            np.array(crop_and_resize(pixels, job[3], size, "bilinear"))
+            for pixels, job in zip(decoded, jobs, strict=True)
+        ],
+        "cropping, resizing (bicubic), flipping": lambda: [
+            np.array(crop_and_resize(pixels, job[3], size, "bicubic"))
+            for pixels, job in zip(decoded, jobs, strict=True)
         ],
     }
     microseconds: dict[str, list[float]] = {name: [] for name in operations}

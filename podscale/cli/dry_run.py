@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 from podscale import models
 from podscale.config import RunConfig
+from podscale.config.batch_phases import format_batches
 from podscale.config.preflight import find_problems
 from podscale.config.preflight.host import processes_per_node
 from podscale.config.preflight.storage import shard_set_counts
+from podscale.data.step_positions import step_positions
 from podscale.errors import InputError
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.training import schedules
@@ -80,13 +82,13 @@ def _process_row(config: RunConfig) -> str:
     ranks, accumulation = processes_per_node(config) * config.launch.nodes, config.train.accumulation
     gpus = host_info.visible_gpus()
     devices = f"{gpus} GPUs" if gpus else f"{host_info.cpu_count()} CPU cores"
-    per_rank = config.train.global_batch // (ranks * accumulation)
+    per_rank = config.train.global_batch // (ranks * accumulation)  # of the first phase
     passes = f" x {accumulation} accumulation" if accumulation > 1 else ""
     return f"{format_count(ranks, 'process')} on {devices}, {per_rank} images each{passes}"
 
 
 def _training_row(config: RunConfig, images: int | None) -> str:
-    text = f"{config.train.epochs:g} epochs of batches of {config.train.global_batch}"
+    text = f"{config.train.epochs:g} epochs of batches of {format_batches(config.train)}"
     if config.train.target_top1 is not None:
         text = f"until {config.train.target_top1:.2%} top-1, at most {text}"
     if config.train.phases:
@@ -94,12 +96,15 @@ def _training_row(config: RunConfig, images: int | None) -> str:
     if images is None:
         return f"{text}, steps {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)
-    return f"{text}: {format_count(steps, 'step')}, {format_count(steps * config.train.global_batch, 'image')}"
+    seen = step_positions(config.train, images).images_before(steps)
+    return f"{text}: {format_count(steps, 'step')}, {format_count(seen, 'image')}"
 
 
 def _evaluation_row(config: RunConfig, images: int | None) -> str:
-    every = config.evaluate.every_epochs
+    every, offset = config.evaluate.every_epochs, config.evaluate.offset
     when = f"every {every:g} epochs and at the end" if every not in (0, 1) else "every epoch" if every else "at the end"
+    if offset:
+        when += f", first after epoch {offset:g}"
     return f"{format_count(images, 'image')} {when}" if images is not None else f"{when}, images {UNKNOWN}"
 
 

@@ -97,15 +97,19 @@ def _too_large_error(findings: dict[str, Any]) -> InputError:
 
 
 def build_compile_request(config: "RunConfig", topology: "Topology") -> "CompileRequest":
-    """Build the request to compile a document; raises InputError for an option that the JAX engine does not have."""
+    """Build the request to compile a document's largest batch.
+
+    Raises InputError for an option that the JAX engine does not have.
+    """
     from podscale.cli.dry_run import known_data
+    from podscale.config.batch_phases import largest_pass
     from podscale.jax.aot.request import CompileRequest
     from podscale.training import schedules
 
     config = as_jax_config(config)
     counts, classes = known_data(config)
     steps = schedules.total_steps(config.train, counts.get("train", IMAGENET_IMAGES))
-    return CompileRequest(config, topology, classes or DEFAULT_CLASSES, steps)
+    return CompileRequest(largest_pass(config.train).apply(config), topology, classes or DEFAULT_CLASSES, steps)
 
 
 def as_jax_config(config: "RunConfig") -> "RunConfig":

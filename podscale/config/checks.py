@@ -5,9 +5,11 @@ from itertools import pairwise
 from pydantic_core import PydanticCustomError
 
 from podscale.config.batch_norm_groups import batch_norm_group, check_batch_norm_span, devices_per_rank
+from podscale.config.batch_phases import batch_phases, check_each_batch
 from podscale.config.engine_support import check_engine_support, check_model, requests_tpus
 from podscale.config.ensemble import check_ensemble
 from podscale.config.fields import conflict_error
+from podscale.config.input_checks import check_input
 from podscale.config.optimizer import check_optimizer_options, optimizers_with
 from podscale.config.run import RunDocument
 from podscale.config.train import TrainSection
@@ -18,11 +20,11 @@ def check_sections(config: RunDocument) -> None:
     """Raise if two fields, each valid alone, conflict."""
     train = config.train
     check_engine_support(config)
+    check_phases(train)
     check_batch(config)
     check_step_options(config)
     check_partitions(config)
-    check_batch_norm_span(config)
-    check_phases(train)
+    check_each_batch(config, check_batch_norm_span)
     check_optimizer(train)
     check_numerics(train)
     check_weight_update(train)
@@ -35,27 +37,27 @@ def check_sections(config: RunDocument) -> None:
 
 
 def check_batch(config: RunDocument) -> None:
-    """Raise if the global batch does not divide into the ranks or processes that the document sets."""
-    train, launch = config.train, config.launch
-    processes = launch.processes * launch.nodes
+    """Raise if a global batch does not divide into the ranks or processes that the document sets."""
+    processes = config.launch.processes * config.launch.nodes
     if not processes or requests_tpus(config):
-        check_batch_divisible(train)
-    elif train.engine == "pytorch":
+        check_each_batch(config, check_batch_divisible)
+    elif config.train.engine == "pytorch":
         check_ranks(config, processes)
     else:
-        check_batch_divisible(train, processes, "processes")
+        check_each_batch(config, lambda each: check_batch_divisible(each, processes, "processes"))
 
 
-def check_batch_divisible(train: TrainSection, parts: int = 1, unit: str = "") -> None:
+def check_batch_divisible(config: RunDocument, parts: int = 1, unit: str = "") -> None:
     """Raise if the global batch does not divide into equal passes of `parts` ranks or processes."""
-    accumulation = train.accumulation
-    if train.global_batch % (parts * accumulation):
+    batch, accumulation = config.train.global_batch, config.train.accumulation
+    if batch % (parts * accumulation):
         passes = f"{unit} x accumulation = {parts} x" if unit else "train.accumulation"
-        raise conflict_error("train.global_batch", f"not divisible by {passes} {accumulation}", got=train.global_batch)
+        raise conflict_error("train.global_batch", f"not divisible by {passes} {accumulation}", got=batch)
 
 
 def check_evaluation(config: RunDocument) -> None:
-    """Raise if the evaluation needs models, weights or a target that the run does not have."""
+    """Raise if the evaluation needs models, weights, epochs or a target that the run does not have."""
+    check_evaluation_offset(config)
     if len(config.evaluate.models) == 1:
         raise conflict_error(
             "evaluate.models",
@@ -77,29 +79,23 @@ def check_evaluation(config: RunDocument) -> None:
         )
 
 
-def check_input(config: RunDocument) -> None:
-    """Raise if the loader or the order of the samples does not support another input option."""
-    section, batch = config.input, config.train.global_batch
-    if section.loader in ("dali", "nvjpeg"):
-        if section.decoded_cache_bytes:
-            raise conflict_error(
-                "input.decoded_cache_bytes",
-                f"input.loader={section.loader} keeps no decoded images",
-                got=section.decoded_cache_bytes,
-                hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
-            )
-        if section.augment.is_enabled:
-            raise conflict_error(
-                "input.loader",
-                "it only crops and flips, and input.augment needs more",
-                got=section.loader,
-                hint="Set input.loader=torchvision, or leave input.augment out.",
-            )
-    if section.order == "global" and section.groups != 1:
-        hint = "Set that, or input.groups=1."
-        raise conflict_error("input.groups", "needs input.order=blocked", got=section.groups, hint=hint)
-    if section.order == "blocked" and batch % section.groups:
-        raise conflict_error("input.groups", f"does not divide train.global_batch {batch}", got=section.groups)
+def check_evaluation_offset(config: RunDocument) -> None:
+    """Raise if the first evaluation would come after the end of the run, or if only the end is evaluated."""
+    section, epochs = config.evaluate, config.train.epochs
+    if section.offset > epochs:
+        raise conflict_error(
+            "evaluate.offset",
+            f"the run ends after {epochs:g} epochs, before the first evaluation",
+            got=section.offset,
+            hint="Lower it, or set evaluate.every_epochs=0 and leave it out to evaluate only at the end.",
+        )
+    if section.offset and not section.every_epochs:
+        raise conflict_error(
+            "evaluate.offset",
+            "evaluate.every_epochs=0 evaluates only at the end",
+            got=section.offset,
+            hint="Set evaluate.every_epochs above 0, or leave it out.",
+        )
 
 
 def check_optimizer(train: TrainSection) -> None:
@@ -109,6 +105,7 @@ def check_optimizer(train: TrainSection) -> None:
     check_momentum(train)
     if optimizer.name == "neumann":
         check_neumann(train)
+        check_constant_batch(train)
     if optimizer.nesterov and optimizer.momentum == 0:
         raise conflict_error("train.optimizer.nesterov", "needs momentum", hint="Set train.optimizer.momentum above 0.")
     if optimizer.name in ("adam", "rmsprop") and optimizer.effective_eps == 0:
@@ -213,6 +210,18 @@ def check_neumann(train: TrainSection) -> None:
         )
 
 
+def check_constant_batch(train: TrainSection) -> None:
+    """Raise if the batch changes with an optimizer that counts its periods in steps of one batch."""
+    for phase in batch_phases(train):
+        if phase.global_batch != train.global_batch:
+            raise conflict_error(
+                phase.batch_option,
+                f"{train.optimizer.name} counts its resets in steps of one batch",
+                got=phase.global_batch,
+                hint="Leave it out, or take another optimizer.",
+            )
+
+
 def check_step_options(config: RunDocument) -> None:
     """Raise if options of the training step exclude each other."""
     train = config.train
@@ -234,10 +243,6 @@ def check_step_options(config: RunDocument) -> None:
         remedy = ", or train.all_reduce.algorithm to another one"
     elif train.optimizer.name == "shampoo":
         problem = "a CUDA graph replays one step for all, and only some steps of Shampoo take inverse roots"
-    elif len(set(config.training_sizes)) > 1:
-        sides = ", ".join(map(str, config.training_sizes))
-        problem = f"a CUDA graph has one shape, and train.phases gives the training images sides of {sides} px"
-        remedy = ", or leave image_size out of train.phases"
     if problem:
         raise conflict_error("train.cuda_graph", problem, hint=f"Set train.cuda_graph=false{remedy}.")
 
@@ -282,7 +287,11 @@ def check_schedules(train: TrainSection) -> None:
 
 
 def check_ranks(config: RunDocument, devices: int) -> None:
-    """Raise if the document does not fit a number of devices."""
+    """Raise if the document does not fit a number of devices, with the batch of each phase."""
+    check_each_batch(config, lambda each: _check_ranks(each, devices))
+
+
+def _check_ranks(config: RunDocument, devices: int) -> None:
     train, shared = config.train, devices_per_rank(config)
     if devices % shared:
         down, across = train.spatial_partitions
@@ -292,7 +301,7 @@ def check_ranks(config: RunDocument, devices: int) -> None:
             got=train.spatial_partitions,
         )
     ranks = devices // shared
-    check_batch_divisible(train, ranks, "ranks")
+    check_batch_divisible(config, ranks, "ranks")
     batch_norm_group(config, devices)
     row = train.all_reduce.row
     if row is not None and devices % row:
@@ -302,7 +311,7 @@ def check_ranks(config: RunDocument, devices: int) -> None:
 def fits_devices(config: RunDocument, devices: int) -> bool:
     """Return True if batch, spans and rows of a document fit the number of devices."""
     try:
-        check_batch_norm_span(config)
+        check_each_batch(config, check_batch_norm_span)
         check_ranks(config, devices)
     except PydanticCustomError:
         return False

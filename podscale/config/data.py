@@ -7,6 +7,9 @@ from pydantic import model_validator
 from podscale.config.fields import Section, conflict_error, placement_field, result_field
 from podscale.config.schedule import CropSection
 
+Interpolation = Literal["bilinear", "bicubic"]
+"""Filter that resizes images, antialiased as in Pillow."""
+
 
 class RandAugmentSection(Section):
     """Options of the policy rand_augment; the defaults are those of `rand-m6-mstd0.5-inc1` in timm."""
@@ -113,6 +116,11 @@ class InputSection(Section):
         "host caches.",
     )
     groups: int = result_field(1, "Shard groups of the blocked order; every number of hosts must divide it.", ge=1)
+    interpolation: Interpolation = result_field(
+        "bilinear",
+        "Filter that resizes images, in training and in evaluation; antialiased, as in Pillow. `bicubic` is Keys' with "
+        "a = -0.5.",
+    )
     crop: CropSection = CropSection()
     augment: AugmentSection = AugmentSection()
     repeats: int = result_field(
@@ -127,6 +135,12 @@ class InputSection(Section):
     )
     std: tuple[float, float, float] = result_field(
         (0.229, 0.224, 0.225), "Standard deviation per channel, of pixels scaled to [0, 1]."
+    )
+    per_image_standardization: bool = result_field(
+        False,
+        "Standardise each image by its own mean and deviation over pixels and channels, in training and in evaluation, "
+        "in place of `mean` and `std`. The deviation is that of pixels from 0 to 255, at least 1 / sqrt(number of "
+        "values), as in tf.image.per_image_standardization.",
     )
     max_bad_rate: float = result_field(
         0.001, "Fail if more than this fraction of the records cannot be decoded.", ge=0, le=1

@@ -73,6 +73,11 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
             f"has {join_words(JAX_OPTIMIZERS)}",
             "lars",
         ),
+        "train.optimizer.nlcg.variant": (
+            train.optimizer.nlcg.variant != "displacement",
+            "has the displacement variant of NLCG",
+            "displacement",
+        ),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.is_enabled, "does not mix images", "{mixup: 0, cutmix: 0}"),
@@ -161,7 +166,12 @@ def _check_residual_options(config: RunDocument) -> None:
             got=model.stem,
             hint="Set model.stem=imagenet, or take a resnet.",
         )
-    options = {"shortcut": model.shortcut, "blurpool": model.blurpool, "stochastic_depth": model.stochastic_depth}
+    options = {
+        "block": model.block != "v1",
+        "shortcut": model.shortcut,
+        "blurpool": model.blurpool,
+        "stochastic_depth": model.stochastic_depth,
+    }
     if key := next((key for key, value in options.items() if value), None):
         problem = f"only residual networks have it, and {model.name} is none"
         raise conflict_error(f"model.{key}", problem, hint="Leave it out.")

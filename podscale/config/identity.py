@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
@@ -37,9 +38,28 @@ def _iter_field_values(model: BaseModel, field_class: FieldClass, prefix: str) -
         if isinstance(value, BaseModel):
             yield from _iter_field_values(value, field_class, f"{prefix}{name}.")
             continue
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and extra.get("x-class") == field_class.value:
-            yield f"{prefix}{name}", dumped[name]
+        if _class_of(info) == field_class:
+            yield f"{prefix}{name}", _without_other_classes(value, dumped[name])
+        elif isinstance(value, tuple):
+            for number, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield from _iter_field_values(item, field_class, f"{prefix}{name}.{number}.")
+
+
+def _class_of(info: FieldInfo) -> str | None:
+    extra = info.json_schema_extra
+    return str(extra["x-class"]) if isinstance(extra, dict) and "x-class" in extra else None
+
+
+def _without_other_classes(value: Any, dumped: Any) -> Any:
+    """Return the JSON value of a list of sections without the options that only affect machines or output."""
+    if not isinstance(value, tuple) or not all(isinstance(item, BaseModel) for item in value):
+        return dumped
+    others = (FieldClass.PLACEMENT, FieldClass.DISPLAY)
+    return [
+        {name: kept for name, kept in entry.items() if _class_of(type(item).model_fields[name]) not in others}
+        for item, entry in zip(value, dumped, strict=True)
+    ]
 
 
 def result_values(config: RunConfig) -> dict[str, Any]:

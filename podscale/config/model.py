@@ -86,6 +86,12 @@ class ModelSection(Section):
         "inception_resnet_v2",
         "alexnet",
     ] = result_field("resnet50", "Architecture, by its name in the catalogue (docs/reference/models.md).")
+    block: Literal["v1", "v2"] = result_field(
+        "v1",
+        "Residual networks: order of the layers in a block. `v1`: batch norm and ReLU after each convolution, ReLU "
+        "after the sum (He 2015). `v2`: pre-activation (He 2016), batch norm and ReLU before each convolution, none "
+        "after the sum, and once more before the classifier, as in TensorFlow's official models.",
+    )
     stem: Literal["imagenet", "small"] = result_field(
         "imagenet",
         "First layers. `imagenet`: 7x7 convolution of stride 2 and max-pool. `small`: one 3x3 convolution of stride "
@@ -102,7 +108,7 @@ class ModelSection(Section):
         None,
         "Residual networks: shortcut between shapes that differ, a `projection` (He 2015, option B), or every other "
         "pixel with channels of zeros appended (`padding`, option A). Default: padding in the CIFAR family, else "
-        "projection.",
+        "projection. In block v2 the default is always projection, and the first block of each stage has one.",
     )
     blurpool: bool = result_field(
         False,
@@ -119,7 +125,8 @@ class ModelSection(Section):
     zero_init_last_gamma: bool = result_field(
         True,
         "Initialise the last batch-norm scale of each residual block to 0: the block starts as the identity (Goyal "
-        "2017, section 5.1).",
+        "2017, section 5.1). A block v2 ends in a convolution, whose weights are initialised to 0 instead; He 2016 and "
+        "TensorFlow's official models do not.",
     )
     batch_norm: BatchNormSection = BatchNormSection()
     alexnet: AlexNetSection = AlexNetSection()

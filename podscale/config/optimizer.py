@@ -69,6 +69,13 @@ class NeumannSection(Section):
 class NlcgSection(Section):
     """Options of the authors' program (Adya 2018), with its defaults. See docs/explanation/optimizers.md."""
 
+    variant: Literal["displacement", "released"] = result_field(
+        "displacement",
+        "Previous step that the method uses, and loss that `online` compares with. `displacement`: the change of the "
+        "weights as it was made, and the average of the earlier losses. `released`: as in the authors' program, the "
+        "direction before a part of its predecessor was removed, at the rate of the present step, and the average "
+        "that includes the present loss.",
+    )
     beta: Literal["fletcher_reeves", "polak_ribiere"] = result_field(
         "fletcher_reeves",
         "Formula of beta, the weight of the last direction in the next, clipped to [0, 1]. `polak_ribiere` keeps one "
@@ -77,7 +84,8 @@ class NlcgSection(Section):
     step: Literal["step", "online", "none"] = result_field(
         "step",
         "Adaptation of the learning rate to the loss: a rise lowers the rate. `step`: a rise of the running average "
-        "over that of five steps ago. `online`: a rise of the step's loss over the running average. `none`: off.",
+        "over that of five steps ago. `online`: a rise of the step's loss over the running average (see `variant`). "
+        "`none`: off.",
     )
     tolerance: float = result_field(
         1.0, "Factor on the rises of the loss (1 % to 15 %) at which `step` and `online` lower the rate.", gt=0
@@ -152,6 +160,11 @@ class OptimizerSection(Section):
     nesterov: bool = result_field(False, "Nesterov momentum; SGD, LARS and Shampoo.")
     weight_decay: float = result_field(1e-4, "L2 weight decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result_field(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
+    decay_biases: bool = result_field(
+        False,
+        "Apply weight decay, but no LARS scaling, to biases too, as an L2 term over all variables but batch norm's "
+        "does (the code of Codreanu 2017, Adya 2018 and Ying 2018).",
+    )
     adapt_all: bool = result_field(
         False,
         "LARS, LAMB and NLCG with `lars_coefficient`: apply the layer-wise scaling to batch norm and biases too, but "
@@ -160,10 +173,11 @@ class OptimizerSection(Section):
     skip: tuple[str, ...] = result_field(
         (), "Further parameters without weight decay and scaling, by name or pattern (such as `fc.*`)."
     )
-    trust: Literal["sum_of_norms", "norm_of_sum"] = result_field(
+    trust: Literal["sum_of_norms", "norm_of_sum", "l2_in_loss"] = result_field(
         "sum_of_norms",
         "LARS: denominator of the trust ratio, whose numerator is |w|. `sum_of_norms`: |g| + decay |w| (You 2017). "
-        "`norm_of_sum`: |g + decay w|.",
+        "`norm_of_sum`: |g + decay w|. `l2_in_loss`: |g + decay w| + decay |w|, as in Google's code of 2018 to August "
+        "2019, whose loss had the L2 term while the ratio added it again.",
     )
     trust_coefficient: float = result_field(0.001, "LARS: trust coefficient eta (You 2017).", gt=0)
     trust_clip: bool = result_field(

@@ -39,6 +39,12 @@ class EvaluateSection(Section):
     crop_fraction: float = result_field(0.875, "Side of the centre crop over the resized short side.", gt=0, le=1)
     flip: bool = result_field(False, "Average the logits of each image and its mirror image, at twice the cost.")
     every_epochs: float = result_field(1.0, "Epochs between evaluations during training; 0 = only at the end.", ge=0)
+    offset: float = result_field(
+        0.0,
+        "Epoch of the first evaluation during training; 0 = `every_epochs`. 1 with `every_epochs: 4` evaluates after "
+        "epochs 1, 5, 9, ... (MLPerf).",
+        ge=0,
+    )
     weights: Literal["trained", "ema"] = result_field(
         "trained",
         "Weights of the final model: those of the last step, or their running average (train.ema). Accuracies, "

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.fields import Section, conflict_error, result_field
+from podscale.config.fields import Section, conflict_error, placement_field, result_field
 
 
 class CropSection(Section):
@@ -22,6 +22,27 @@ class CropSection(Section):
         gt=0,
         le=1,
     )
+    padding: int | None = result_field(
+        None,
+        "Instead of a random scale and ratio: resize the short side to the image size, add this many black pixels on "
+        "each side, and crop a square at random; 4 is usual for CIFAR (He 2015, section 4.2).",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> "CropSection":
+        if self.padding is None:
+            return self
+        others = CropSection.model_fields
+        for name in ("scale", "ratio", "short_side"):
+            if (value := getattr(self, name)) != others[name].default:
+                raise conflict_error(
+                    "padding",
+                    f"such a crop has a fixed size, and {name} sets another one",
+                    got=self.padding,
+                    hint=f"Leave out padding or {name} (got {value}).",
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_ranges(self) -> "CropSection":
@@ -38,8 +59,14 @@ class ScheduleSection(Section):
     learning_rate: float = result_field(
         0.1, "Peak learning rate, for the whole global batch; it is not multiplied by the number of ranks.", gt=0
     )
-    warmup_epochs: float = result_field(0.0, "Length of the linear warm-up, epochs.", ge=0)
+    warmup_epochs: float = result_field(0.0, "Length of the warm-up, epochs.", ge=0)
     warmup_start: float = result_field(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
+    warmup_power: float = result_field(
+        1.0,
+        "Exponent of the warm-up: the rate rises with this power of the warm-up's elapsed fraction. 1 is linear; 0.5 "
+        "rises fastest at the start (Adya 2018).",
+        gt=0,
+    )
     end_learning_rate: float = result_field(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
     power: float = result_field(2.0, "Exponent of the polynomial decay.", gt=0)
     milestones: tuple[float, ...] = result_field((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")
@@ -82,6 +109,15 @@ class PhaseSection(Section):
         None,
         "Schedule of this phase (options of train.schedule), counted from the start of the phase; default: the "
         "schedule of the phase before continues.",
+    )
+    global_batch: int | None = result_field(
+        None,
+        "Global batch size from here on, images. Schedules count epochs, so the learning rate keeps its course; it is "
+        "not scaled.",
+        ge=1,
+    )
+    accumulation: int | None = placement_field(
+        None, "Forward-backward passes per step from here on, for a batch that memory does not hold.", ge=1
     )
     momentum: float | None = result_field(None, "Momentum from here on.", ge=0, lt=1)
     weight_decay: float | None = result_field(None, "Weight decay from here on.", ge=0)

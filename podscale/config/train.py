@@ -96,7 +96,11 @@ class TrainSection(Section):
         "pytorch", "Training engine: PyTorch on GPUs and CPUs, JAX on TPUs."
     )
     epochs: float = result_field(90.0, "Length of the run, epochs (passes over the training split).", gt=0)
-    global_batch: int = result_field(256, "Global batch size, images (over all ranks and accumulation passes).", ge=1)
+    global_batch: int = result_field(
+        256,
+        "Global batch size, images (over all ranks and accumulation passes); `phases` may change it.",
+        ge=1,
+    )
     accumulation: int = placement_field(1, "Gradient accumulation: forward-backward passes per step.", ge=1)
     target_top1: float | None = result_field(
         None, "End the run at the evaluation that reaches this top-1 accuracy, as a fraction.", gt=0, lt=1
@@ -123,8 +127,8 @@ class TrainSection(Section):
     phases: tuple[PhaseSection, ...] = result_field(
         (),
         "Later parts of the run: the epoch at which each begins (`start`) and the options that change there "
-        "(`schedule`, `momentum`, `reset_momentum`, `weight_decay`, `crop`, `image_size`). Until the first phase "
-        "begins, the options outside of `phases` apply.",
+        "(`schedule`, `global_batch`, `accumulation`, `momentum`, `reset_momentum`, `weight_decay`, `crop`, "
+        "`image_size`). Until the first phase begins, the options outside of `phases` apply.",
     )
     weight_update: Literal["replicated", "sharded"] = placement_field(
         "replicated",

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from podscale.config.data import Interpolation
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.data.augment import Augmentation
@@ -47,6 +48,7 @@ class BatchPlan(Protocol):
     """Plan of a training or an evaluation, for a loader."""
 
     split: Split
+    interpolation: Interpolation
 
     @property
     def augment(self) -> Augmentation | None:
@@ -57,8 +59,8 @@ class BatchPlan(Protocol):
         """Return the side of the images of a step, in pixels."""
         ...
 
-    def steps_of_one_size(self, start: int, stop: int) -> int:
-        """Return the first step after `start` with a different image size, at most `stop`."""
+    def end_of_shape(self, start: int, stop: int) -> int:
+        """Return the first step after `start` with another image size or number of images, at most `stop`."""
         ...
 
     def request_at(self, step: int) -> BatchRequest: ...
@@ -86,7 +88,7 @@ class TrainingBatchPlan:
         ranks: range,
         world_size: int,
     ) -> None:
-        self.split, self._phases = split, phases
+        self.split, self.interpolation, self._phases = split, config.input.interpolation, phases
         self._seed = config.run.seed
         self._sampler, self._guard, self._ranks, self._world_size = sampler, guard, ranks, world_size
         augments = config.input.augment.is_enabled
@@ -105,9 +107,11 @@ class TrainingBatchPlan:
     def image_size_at(self, step: int) -> int:
         return self._phase_at(step)[1]
 
-    def steps_of_one_size(self, start: int, stop: int) -> int:
-        size = self.image_size_at(start)
-        return min((first for first, other, _ in self._phases if start < first < stop and other != size), default=stop)
+    def end_of_shape(self, start: int, stop: int) -> int:
+        size, positions = self.image_size_at(start), self._sampler.positions
+        changes = [first for first, other, _ in self._phases if other != size]
+        changes += [part.first_step for part in positions.ranges]
+        return min((first for first in changes if start < first < stop), default=stop)
 
     def crop_at(self, step: int) -> CropSection:
         return self._phase_at(step)[2]
@@ -128,7 +132,7 @@ class EvaluationBatchPlan:
     def __init__(
         self, config: RunConfig, split: Split, guard: BadRecordGuard, *, ranks: range, world_size: int
     ) -> None:
-        self.split, self._size = split, config.eval_image_size
+        self.split, self.interpolation, self._size = split, config.input.interpolation, config.eval_image_size
         self._fraction, self._batch_size = config.evaluate.crop_fraction, config.evaluate.batch
         self._guard, self._ranks, self._world_size = guard, ranks, world_size
 
@@ -147,7 +151,7 @@ class EvaluationBatchPlan:
     def image_size_at(self, step: int) -> int:
         return self._size
 
-    def steps_of_one_size(self, start: int, stop: int) -> int:
+    def end_of_shape(self, start: int, stop: int) -> int:
         return stop
 
     def make_batch(self, request: BatchRequest, images: Any) -> Batch:

@@ -40,7 +40,8 @@ class CropParamsBatch:
     """Crops of n images; all int64 [n] in pixels, except `flip`, bool [n].
 
     A loader cuts the rectangle (left, top, width, height), resizes it to (out_width, out_height), cuts the square of
-    its image size at (out_left, out_top), and mirrors it if `flip`.
+    its image size at (out_left, out_top), and mirrors it if `flip`. The square may extend beyond the resized image; it
+    is black there.
     """
 
     left: IntArray
@@ -70,7 +71,8 @@ def training_crops(
     """Return random rectangles by `crop.scale` and `crop.ratio`, each resized to a square of `size` pixels.
 
     With `crop.short_side`, they are squares of that fraction of the short side: the same as cutting `size` out of an
-    image resized to a short side of size / fraction.
+    image resized to a short side of size / fraction. With `crop.padding`, they are random squares of the whole image,
+    resized to a short side of `size` and padded.
 
     Args:
         epochs: int64 [n], number of earlier uses of each sample.
@@ -81,6 +83,9 @@ def training_crops(
     sample = derive_key(seed, _KEY_DOMAIN, epochs, keys)
     draws = uniform(derive_key(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
     random_left, random_top, mirror = (draws[:, 2 * _TRIES + i] for i in range(3))
+    flip = mirror < crop.flip
+    if crop.padding is not None:
+        return _padded_crops(widths, heights, random_left, random_top, flip, size=size, padding=crop.padding)
     if crop.short_side is None:
         width, height, fits = _random_rectangles(draws, widths, heights, crop)
     else:
@@ -90,7 +95,30 @@ def training_crops(
     left = np.where(fits, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
     top = np.where(fits, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
     target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
-    return CropParamsBatch(left, top, width, height, target, target, zero, zero, mirror < crop.flip)
+    return CropParamsBatch(left, top, width, height, target, target, zero, zero, flip)
+
+
+def _padded_crops(
+    widths: IntArray,
+    heights: IntArray,
+    random_left: npt.NDArray[np.float64],
+    random_top: npt.NDArray[np.float64],
+    flip: npt.NDArray[np.bool_],
+    *,
+    size: int,
+    padding: int,
+) -> CropParamsBatch:
+    """Return random squares of images resized to a short side of `size` and padded by `padding`, both in pixels.
+
+    As torchvision's Resize and RandomCrop, and TensorFlow's resize_image_with_crop_or_pad and random_crop. Draws are in
+    [0, 1); all arrays [n].
+    """
+    out_width, out_height = _resized_to_short_side(widths, heights, size)
+    free_x, free_y = out_width - size + 2 * padding, out_height - size + 2 * padding
+    out_left = (random_left * (free_x + 1)).astype(np.int64) - padding
+    out_top = (random_top * (free_y + 1)).astype(np.int64) - padding
+    zero = np.zeros(len(widths), dtype=np.int64)
+    return CropParamsBatch(zero, zero, widths, heights, out_width, out_height, out_left, out_top, flip)
 
 
 def _random_rectangles(
@@ -123,13 +151,17 @@ def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction
     All loaders get the sizes from here, because libraries round the long side differently. As in torchvision, it is
     rounded down, and the centre is rounded half to even. `widths` and `heights` are pixels, int64 [n].
     """
-    short = max(size, round(size / fraction))
-    smaller = np.minimum(widths, heights)
-    out_width, out_height = short * widths // smaller, short * heights // smaller
+    out_width, out_height = _resized_to_short_side(widths, heights, max(size, round(size / fraction)))
     zero = np.zeros(len(widths), dtype=np.int64)
     out_left, out_top = _round_to_int((out_width - size) / 2), _round_to_int((out_height - size) / 2)
     flip = np.zeros(len(widths), dtype=np.bool_)
     return CropParamsBatch(zero, zero, widths, heights, out_width, out_height, out_left, out_top, flip)
+
+
+def _resized_to_short_side(widths: IntArray, heights: IntArray, short: int) -> tuple[IntArray, IntArray]:
+    """Return widths and heights of images resized to a short side of `short` pixels; the long side is rounded down."""
+    smaller = np.minimum(widths, heights)
+    return short * widths // smaller, short * heights // smaller
 
 
 def _largest_centred(widths: IntArray, heights: IntArray, ratio: tuple[float, float]) -> tuple[IntArray, IntArray]:

@@ -1,7 +1,7 @@
 """Reference decoder, from encoded bytes to pixels; the other decoders are tested against it.
 
 Pixels equal those of torchvision's transforms on PIL images, bit for bit: decode to RGB (gray repeated, CMYK converted,
-alpha dropped, EXIF orientation ignored), crop, resize bilinearly with antialiasing, mirror.
+alpha dropped, EXIF orientation ignored), crop, resize with antialiasing, mirror.
 
 A JPEG is decoded from the top only as far down as its crop. No Python wheel offers libjpeg-turbo's partial decoding,
 but its decoder stops at the height in the header. The rows above stay the same, bit for bit.
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
+from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams
 
 EncodedBytes = npt.NDArray[np.uint8]
@@ -126,11 +127,18 @@ def _decode_by_pil(data: memoryview) -> Pixels:
         raise BadRecord(str(error)) from error
 
 
-def crop_and_resize(pixels: Pixels, crop: CropParams, size: int) -> Image.Image:
+RESAMPLING: dict[Interpolation, Image.Resampling] = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+"""PIL's filters: a triangle, or Keys' cubic with a = -0.5; both as wide as the scale if the image shrinks."""
+
+
+def crop_and_resize(pixels: Pixels, crop: CropParams, size: int, interpolation: Interpolation) -> Image.Image:
     """Return the crop of a decoded image, a square of `size` pixels.
 
-    PIL resizes bilinearly with antialiasing (a triangle filter as wide as the scale). PIL also cuts and mirrors,
-    because NumPy would copy the rectangle once more and mirror byte by byte.
+    PIL resizes with antialiasing. PIL also cuts and mirrors, because NumPy would copy the rectangle once more and
+    mirror byte by byte. Where the square extends beyond the image, PIL's crop is black.
 
     Args:
         pixels: uint8 [height, width, 3]; rows below the crop may be missing.
@@ -141,9 +149,10 @@ def crop_and_resize(pixels: Pixels, crop: CropParams, size: int) -> Image.Image:
     rectangle = pixels.reshape(-1)[begin:end]
     image = Image.frombytes("RGB", (crop.width, crop.height), rectangle, "raw", "RGB", 3 * width, 1)
     if image.size != (crop.out_width, crop.out_height):
-        image = image.resize((crop.out_width, crop.out_height), Image.Resampling.BILINEAR)
-    if image.size != (size, size):
-        image = image.crop((crop.out_left, crop.out_top, crop.out_left + size, crop.out_top + size))
+        image = image.resize((crop.out_width, crop.out_height), RESAMPLING[interpolation])
+    square = (crop.out_left, crop.out_top, crop.out_left + size, crop.out_top + size)
+    if square != (0, 0, *image.size):
+        image = image.crop(square)
     if crop.flip:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return image

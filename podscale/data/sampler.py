@@ -1,15 +1,16 @@
 """Sampler: the samples of each global batch, and the part of each rank.
 
 They are a pure function of (seed, step): a run resumes at any step, and a checkpoint needs one integer. The global
-batches do not depend on the number of ranks or hosts. B is `train.global_batch`, a host a node of the run.
+batches do not depend on the number of ranks or hosts. A host is a node of the run.
 
-`input.order: global`: each epoch is one permutation of the split. Step s takes positions [s B, (s + 1) B) of the
-endless stream of epochs, so a batch may end one epoch and begin the next, and no sample is left out.
+`input.order: global`: each epoch is one permutation of the split. A step takes its global batch from the endless stream
+of epochs (`StepPositions`), so a batch may end one epoch and begin the next, and no sample is left out.
 
 `input.order: blocked`: the shards form G (`input.groups`) fixed groups with nearly equal numbers of samples. Every
-group has epochs of its own, and every global batch takes B / G samples from each group. A host owns G / hosts groups
-and reads no other shard, so its node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a
-smaller group are used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
+group has epochs of its own, and every global batch takes 1 / G of its samples from each. A host owns G / hosts groups
+and reads no other shard, so its node-local cache is enough (host sharding, as in the released code of Ying 2018).
+Samples of a smaller group are used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is
+refused.
 
 With `input.repeats` r (repeated augmentation: Hoffer 2020, timm, torchvision) each sample comes r times in a row, so
 on r different ranks if there are that many. An epoch of N positions then uses the first N / r samples of its
@@ -25,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from podscale.config.batch_phases import batch_phases
 from podscale.data.rng import derive_key, permute
+from podscale.data.step_positions import StepPositions, step_positions
 from podscale.errors import InputError
 from podscale.util.formatting import join_words
 
@@ -76,16 +79,14 @@ class Sampler:
     """Sample order of one split under one seed.
 
     Args:
-        count: number of samples of the split.
-        batch: samples of a step, over all ranks.
+        positions: samples of each step, over all ranks, and the number of samples of the split.
         groups: rows of each group of shards; None for `input.order: global`.
         hosts: number of hosts, each with the same number of ranks and of groups.
         repeats: uses of a sample in a row.
     """
 
     seed: int
-    count: int
-    batch: int
+    positions: StepPositions
     groups: tuple[RowIndices, ...] | None = None
     hosts: int = 1
     repeats: int = 1
@@ -93,7 +94,7 @@ class Sampler:
     def global_batch(self, step: int) -> SampleIndices:
         """Return the samples of a step, from 0; group after group if blocked. They do not depend on the world size."""
         if self.groups is None:
-            return self._slice_stream(0, None, step * self.batch, self.batch)
+            return self._slice_stream(0, None, self.positions.images_before(step), self.positions.batch_at(step))
         return self._batch_of_groups(step, range(len(self.groups)))
 
     def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
@@ -115,7 +116,7 @@ class Sampler:
     def rows_of_host(self, host: int) -> RowIndices:
         """Return all samples that the ranks of `host` ever read."""
         if self.groups is None:
-            return np.arange(self.count, dtype=np.int64)
+            return np.arange(self.positions.samples, dtype=np.int64)
         return np.concatenate([self.groups[group] for group in self._groups_of_host(host)])
 
     def _groups_of_host(self, host: int) -> range:
@@ -141,13 +142,15 @@ class Sampler:
 
     def _batch_of_groups(self, step: int, groups: range) -> SampleIndices:
         assert self.groups is not None
-        per_group = self.batch // len(self.groups)
-        parts = [self._slice_stream(group, self.groups[group], step * per_group, per_group) for group in groups]
+        begin, length = (
+            images // len(self.groups) for images in (self.positions.images_before(step), self.positions.batch_at(step))
+        )
+        parts = [self._slice_stream(group, self.groups[group], begin, length) for group in groups]
         return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
     def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
         """Return positions begin, ..., begin + length - 1 of one group's endless stream; `members` None: all rows."""
-        count = self.count if members is None else len(members)
+        count = self.positions.samples if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]  # then one key serves all positions
         draws, repetitions = np.divmod(positions, self.repeats)
@@ -157,24 +160,26 @@ class Sampler:
 
 def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
     """Build the sampler of the training split; raises InputError if it is empty or the groups do not fit."""
-    count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
-    if count == 0:
+    seed, repeats = config.run.seed, config.input.repeats
+    if len(split) == 0:
         raise InputError("the training split has no images", hint="See rejects.jsonl in the shard set.")
+    positions = step_positions(config.train, len(split))
     if config.input.order == "global":
-        return Sampler(seed, count, batch, repeats=repeats)
+        return Sampler(seed, positions, repeats=repeats)
     hosts, shard_of_row = config.launch.nodes, split.column("shard")
     check_shard_groups(config, hosts, len(np.unique(shard_of_row)))
-    return Sampler(seed, count, batch, assign_shards_to_groups(shard_of_row, config.input.groups), hosts, repeats)
+    return Sampler(seed, positions, assign_shards_to_groups(shard_of_row, config.input.groups), hosts, repeats)
 
 
 def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
     """Raise InputError if the hosts cannot have equal numbers of groups; the hint has the numbers that fit."""
-    number, batch = config.input.groups, config.train.global_batch
+    number, batches = config.input.groups, [phase.global_batch for phase in batch_phases(config.train)]
     if config.input.order == "global" or number % hosts == 0:
         return
-    most = batch if shards is None else min(batch, shards)
-    fitting = [groups for groups in range(hosts, most + 1, hosts) if batch % groups == 0]
-    none = f"Change launch.nodes or the batch: no multiple of {hosts} up to {most} divides train.global_batch {batch}."
+    most = min(batches) if shards is None else min(*batches, shards)
+    fitting = [groups for groups in range(hosts, most + 1, hosts) if not any(batch % groups for batch in batches)]
+    listed = join_words([str(batch) for batch in batches])
+    none = f"Change launch.nodes or the batch: no multiple of {hosts} up to {most} divides train.global_batch {listed}."
     raise InputError(
         f"not a multiple of the {hosts} hosts (launch.nodes)",
         field="input.groups",

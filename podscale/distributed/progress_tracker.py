@@ -36,6 +36,10 @@ class HangLimit:
             self._recent[self._added % WINDOW_STEPS] = seconds
         self._added += 1
 
+    def clear(self) -> None:
+        """Forget the step times, so that the limit is `max_seconds` again."""
+        self._recent, self._added = [], 0
+
     @property
     def seconds(self) -> float:
         recent = sorted(self._recent)
@@ -63,12 +67,18 @@ class ProgressTracker:
         self.changes = 0
         """Counter of every sign of progress: while it is constant, the rank makes no progress."""
         self.first_step_done = False
-        """True after the first step of this launch, which takes longer because it compiles the network."""
+        """True after the first step of a launch or a batch size, which takes longer because it compiles the network."""
 
     def start(self, step: int) -> None:
         """Set the step that training continues from."""
         self.step = step
         self.changes += 1
+
+    def batch_changed(self) -> None:
+        """Expect steps of other times, the first of which compiles the network."""
+        self.first_step_done = False
+        if self.hang_limit is not None:
+            self.hang_limit.clear()
 
     @property
     def in_step(self) -> bool:

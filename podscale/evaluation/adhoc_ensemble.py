@@ -11,6 +11,9 @@ from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import read_model
 
+INPUT_OPTIONS = ("image_size", "interpolation", "per_image_standardization", "mean", "std")
+"""Options of the input section in a model's preprocessing."""
+
 
 def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:
     """Build the run document of an ensemble from directories of runs or models.
@@ -59,7 +62,7 @@ def _training_document(directory: Path, shard_set: str | None) -> RunConfig:
     description = read_model(directory).description
     preprocessing = description["preprocessing"]
     values = {
-        "input": {name: preprocessing[name] for name in ("image_size", "mean", "std")},
+        "input": {name: preprocessing[name] for name in INPUT_OPTIONS if name in preprocessing},
         "model": description["architecture"],
         "evaluate": {"crop_fraction": preprocessing["crop_fraction"]},
     }

@@ -249,7 +249,7 @@ def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
         evaluation_seconds=seconds,
         evaluation_images_per_second=images / seconds if images and seconds else None,
         training_seconds=history.seconds if history.steps else None,
-        training_images_per_second=history.images_per_second(config.train.global_batch),
+        training_images_per_second=history.images_per_second(),
         processes=event.get("processes"),
     )
 

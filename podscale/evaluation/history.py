@@ -34,16 +34,24 @@ class RunHistory:
     def __bool__(self) -> bool:
         return bool(self.steps or self.evaluations or self.events)
 
-    def images_per_second(self, global_batch: int) -> float | None:
+    def images_per_second(self) -> float | None:
         """Return the throughput over all logged steps; None without any."""
+        batches = self._batches()
         images, seconds, previous = 0.0, 0.0, 0
         for record in self.steps:
             rate, step = finite_number(record.get("images_per_second")), int(record["step"])
             if rate:
-                images += (step - previous) * global_batch
-                seconds += (step - previous) * global_batch / rate
+                count = _count_images(batches, previous, step)
+                images += count
+                seconds += count / rate
             previous = step
         return images / seconds if seconds else None
+
+    def _batches(self) -> dict[int, float]:
+        """Return the global batch by the number of steps before its first step; an unknown constant one counts as 1."""
+        logged = [(event.get("step"), finite_number(event.get("global_batch"))) for event in self.events]
+        known = {step: batch for step, batch in logged if isinstance(step, int) and batch}
+        return {0: known[min(known)] if known else 1.0, **dict(sorted(known.items()))}
 
     def newest(self, event: str) -> EventRecord | None:
         return next((record for record in reversed(self.events) if record.get("event") == event), None)
@@ -73,6 +81,15 @@ def finite_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < float("inf") else None
+
+
+def _count_images(batches: dict[int, float], start: int, stop: int) -> float:
+    """Return the images of the steps after `start` up to `stop`; `batches` is sorted by the first step."""
+    ends = [*list(batches)[1:], stop]
+    return sum(
+        max(0, min(stop, end) - max(start, begin)) * batch
+        for (begin, batch), end in zip(batches.items(), ends, strict=True)
+    )
 
 
 class _HistoryReader:

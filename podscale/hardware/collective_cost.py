@@ -5,8 +5,8 @@ every group of that axis busy at the same time. p = ranks in a row (a node), N =
 (`size`).
 
 Sources: ring and its halves, Patarasuk and Yuan 2009 (bandwidth optimal, 2(n-1)/n S over every link); double tree,
-Sanders 2009; torus, Ying 2018 section 3.3 and Kumar 2019; hierarchical, Jia 2018; phases on different links one behind
-the other in slices, BlueConnect (Cho 2019).
+Sanders 2009; torus, Mikami 2018; hierarchical, Jia 2018; phases on different links one behind the other in slices,
+BlueConnect (Cho 2019).
 """
 
 from collections.abc import Callable, Mapping

@@ -24,8 +24,8 @@ class AllReduce(Protocol):
     """Average of flat fp32 buckets over all devices, inside `shard_map` over the mesh, with `check_vma=False`.
 
     Contributions are divided by the number of devices before they are added. A sharded optimizer step uses its two
-    halves: each device steps the weights of its shard, and weights are gathered instead of gradients (Kumar 2019,
-    section 3). Devices with the same index along `axes` hold the same shard.
+    halves: each device steps the weights of its shard, and weights are gathered instead of gradients (Kumar 2019;
+    Xu 2020). Devices with the same index along `axes` hold the same shard.
     """
 
     axes: AxisNames

@@ -1,4 +1,4 @@
-"""Batch norm with statistics over a group of devices, a device's batch, or parts of it (Ying 2018, section 3.4).
+"""Batch norm with statistics over a group of devices, a device's batch, or parts of it (Ying 2018).
 
 Forward and backward send one message each. The moments are those of x - near, where `near` is the running mean: one
 pass over the images computes both, one all-reduce of 2 fp32 values per channel combines those of a group, and little

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.config import InputSection
 from podscale.data.loaders.base import Batch
 from podscale.jax.mesh import RANKS, SPATIAL, assemble_array, axis_size
+from podscale.jax.spatial import Parts
 from podscale.training.step_timer import PhaseTimer
 
 
@@ -98,12 +100,34 @@ class DevicePrefetcher:
         return stack
 
 
-def normalise(images: Array, section: InputSection) -> Array:
-    """Normalise `images`, uint8 [n, height, width, 3], to float32 of the same shape: (x / 255 - mean) / std."""
+def normalise(images: Array, section: InputSection, parts: Parts = (1, 1)) -> Array:
+    """Normalise `images`, uint8 [n, height, width, 3], to float32 of the same shape.
+
+    (x / 255 - mean) / std by constants of the data set, or by those of each image (see `standardise`). If `parts` is
+    not (1, 1), `images` are this device's tiles.
+    """
     assert images.dtype == jnp.uint8, images.dtype
+    if section.per_image_standardization:
+        return standardise(images.astype(jnp.float32), parts)
     scale = 255.0 * np.array(section.std)
     factor, shift = 1.0 / scale, -255.0 * np.array(section.mean) / scale
     return images.astype(jnp.float32) * factor.astype(np.float32) + shift.astype(np.float32)
+
+
+def standardise(images: Array, parts: Parts) -> Array:
+    """Return (x - mean) / max(std, 1 / sqrt(N)) of each image, N values, as tf.image.per_image_standardization.
+
+    Args:
+        images: float [n, height, width, 3], pixels from 0 to 255.
+    """
+    values = prod(images.shape[1:]) * prod(parts)
+
+    def image_mean(x: Array) -> Array:
+        mean = x.mean((1, 2, 3), keepdims=True)
+        return mean if parts == (1, 1) else lax.pmean(mean, SPATIAL)  # input tiles are even
+
+    centred = images - image_mean(images)
+    return centred / jnp.maximum(jnp.sqrt(image_mean(centred * centred)), values**-0.5)
 
 
 LOADER_DEVICE = "cpu"

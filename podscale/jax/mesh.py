@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.config.batch_phases import batch_phases
 from podscale.config.checks import check_ranks
 from podscale.config.fields import input_error
 from podscale.errors import InputError
@@ -174,6 +175,15 @@ def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
         raise input_error(error.context) from None
     parts = config.train.spatial_partitions
     group = batch_norm_group(config, len(devices)).ranks
+    for phase in batch_phases(config.train):
+        if (ranks := batch_norm_group(phase.apply(config), len(devices)).ranks) != group:
+            raise InputError(
+                f"with model.batch_norm.span {config.model.batch_norm.span} the batch-norm groups would change from "
+                f"{group} to {ranks} ranks, and the JAX engine keeps one mesh",
+                field=phase.batch_option,
+                got=phase.global_batch,
+                hint="Set model.batch_norm.group in place of the span, or train.accumulation by phase.",
+            )
     return build_mesh(devices, row=config.train.all_reduce.row, group=group, parts=parts)
 
 

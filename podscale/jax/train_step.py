@@ -237,7 +237,7 @@ def _build_forward_backward(
     def one_pass(
         parameters: dict[str, Array], statistics: dict[str, Array], batch: GlobalBatches, key: Array
     ) -> Gradients:
-        images = normalise(batch.images, config.input)
+        images = normalise(batch.images, config.input, train.spatial_partitions)
 
         def loss_of(parameters: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             logits, new_statistics = apply(parameters, statistics, images, train=True, key=key)

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from podscale.config import RunConfig
+from podscale.config.batch_phases import BatchPhase
 from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
@@ -54,14 +55,21 @@ class JaxTrainer(Trainer):
     schedule: Array
     """Hyperparameters of every step, fp32 [steps, schedules.COLUMNS], on the devices."""
     prefetcher: DevicePrefetcher
+    phase_config: RunConfig
+    """Document with the batch of the current steps."""
 
     def restore(self) -> bool:
         initial_weights = partial(load_initial_weights, self.config, self.shard_set)
         return restore_or_start(self.checkpoint_store, self.config.checkpoint.resume, self.state, initial_weights)
 
-    def batches(self) -> Iterator[DeviceBatches]:
-        batches = self.loader.batches(self.progress.step, self.end_step)
+    def batches_of_phase(self, stop: int) -> Iterator[DeviceBatches]:
+        batches = self.loader.batches(self.progress.step, stop)
         return self.prefetcher(batches, self.training_logger.timer.phase, self.next_step_count)
+
+    def set_batch_phase(self, phase: BatchPhase) -> None:
+        """Prepare another program: all processes compile it together at its first call."""
+        self.phase_config = phase.apply(self.config)
+        self.step = build_synchronized_step(self.phase_config, self.step.mesh, len(self.shard_set.classes), self.world)
 
     def train_step(self, batch: DeviceBatches) -> list[StepStatus]:
         """Run the steps of a stack of batches, one for each, in one program."""
@@ -71,7 +79,7 @@ class JaxTrainer(Trainer):
             inputs = self.step_sync.step_inputs(
                 count, stop=self.stop_request.requested, busy_seconds=timer.busy_seconds
             )
-            with explain_training_memory(self.config, len(self.world.devices)):
+            with explain_training_memory(self.phase_config, len(self.world.devices)):
                 state.device_state, results = self.step.run_steps(
                     state.device_state, batch.device_batches, self.schedule, inputs
                 )
@@ -127,12 +135,12 @@ def build_trainer(
     train, split, classes = config.train, shard_set.split("train"), len(shard_set.classes)
     validate_world(config, len(world.devices), len(split))
     mesh = mesh_for_config(config, world.devices)
-    step = build_train_step(config, mesh, classes)
-    step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first step"))
+    step = build_synchronized_step(config, mesh, classes, world)
     prefetcher = DevicePrefetcher(mesh, train.steps_per_call)
     count_images = training_logger.metrics.count_evaluated_images
     return JaxTrainer(
         config=config,
+        phase_config=config,
         shard_set=shard_set,
         world=world,
         evaluator=Evaluator(config, world, mesh, step.layout, shard_set, count_images),
@@ -146,6 +154,12 @@ def build_trainer(
         training_logger=training_logger,
         checkpoint_store=checkpoint_store,
     )
+
+
+def build_synchronized_step(config: RunConfig, mesh: Mesh, classes: int, world: World) -> TrainStep:
+    """Build the step of a document, whose first call waits until every process has compiled it."""
+    step = build_train_step(config, mesh, classes)
+    return replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first step"))
 
 
 def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One trained array. Weight decay and LARS scaling apply to the role `weight` alone."""
+    """One trained array. By default, weight decay and LARS scaling apply to the role `weight` alone."""
 
     name: str
     shape: Shape

@@ -45,11 +45,11 @@ avg by (namespace, run) (
     RecordingRule(
         "run:podscale_train_seconds_left:rate5m",
         """
-max by (namespace, run) (podscale_train_planned_steps - podscale_train_completed_steps)
+max by (namespace, run) (podscale_train_images_left)
 /
-(run:podscale_train_steps:rate5m > 0)
+(run:podscale_train_images:rate5m > 0)
 """,
-        "Seconds until the last step at the present rate; absent while the rate is 0.",
+        "Seconds until the last step at the present rate of images; absent while the rate is 0.",
     ),
     RecordingRule(
         "run:podscale_train_flops:rate5m",

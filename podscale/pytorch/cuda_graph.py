@@ -1,7 +1,8 @@
 """Train step as one CUDA graph: forward, backward, collectives, optimizer and mask, replayed by a single launch.
 
 Everything that changes from step to step is on the device: the batch in static buffers, the schedule as a table with a
-step counter (see train_step), the seed of dropout in its generator. So nothing is recorded again.
+step counter (see train_step), the seed of dropout in its generator. Only a batch of another shape, or a change of the
+accumulation, is recorded again.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,10 +28,10 @@ PhaseSecondsCallback = Callable[[dict[str, float]], None]
 
 
 class CudaGraphStep:
-    """Replay of a `TrainStep` as a CUDA graph. All batches must have the shape of the first one.
+    """Replay of a `TrainStep` as a CUDA graph, with one graph at a time.
 
-    The first steps are eager warm-up on the stream that the graph is recorded on, since autograd accumulates a
-    gradient on the stream where it first met the parameter.
+    The first steps of a shape are eager warm-up on the stream that the graph is recorded on, since autograd accumulates
+    a gradient on the stream where it first met the parameter.
     """
 
     def __init__(
@@ -49,7 +50,14 @@ class CudaGraphStep:
     def seek(self, step: int) -> None:
         self.eager.seek(step)
 
+    def set_accumulation(self, passes: int) -> None:
+        """Set the passes of the following steps, and record again: batch norm's groups may have changed too."""
+        self.eager.set_accumulation(passes)
+        self._restart()
+
     def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
+        if self._batch is not None and batch.images.shape != self._batch.images.shape:
+            self._restart()
         with phase("h2d"):
             static = self._copy_to_static(batch)
         self._report_times()
@@ -68,6 +76,11 @@ class CudaGraphStep:
         if self._graph is not None:
             self._graph.reset()
         self._graph = self._result = None
+
+    def _restart(self) -> None:
+        """Drop the graph, whose memory the next shape can then use, and begin with warm-up."""
+        self.close()
+        self._batch, self._steps_done, self._times_pending = None, 0, False
 
     def _copy_to_static(self, batch: DeviceBatch) -> DeviceBatch:
         if self._batch is None:

@@ -75,10 +75,14 @@ class DevicePrefetcher:
 
 
 class Normalise:
-    """Normalisation of uint8 images [n, height, width, 3] to float32 [n, 3, height, width]: (x / 255 - mean) / std."""
+    """Normalisation of uint8 images [n, height, width, 3] to float32 [n, 3, height, width].
+
+    (x / 255 - mean) / std by constants of the data set, or by those of each image (see `standardise`).
+    """
 
     def __init__(self, section: InputSection, world: World, *, channels_last: bool) -> None:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._per_image = section.per_image_standardization
         scale = 255.0 * torch.tensor(section.std)
         self._factor = (1.0 / scale).view(1, 3, 1, 1).to(world.device)
         self._shift = (-255.0 * torch.tensor(section.mean) / scale).view(1, 3, 1, 1).to(world.device)
@@ -86,7 +90,17 @@ class Normalise:
     def __call__(self, images: Tensor) -> Tensor:
         assert images.dtype == torch.uint8, images.dtype
         floats = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=self._layout)
-        return floats.mul_(self._factor).add_(self._shift)
+        return standardise(floats) if self._per_image else floats.mul_(self._factor).add_(self._shift)
+
+
+def standardise(images: Tensor) -> Tensor:
+    """Return (x - mean) / max(std, 1 / sqrt(N)) of each image, N values, as tf.image.per_image_standardization.
+
+    Args:
+        images: float [n, 3, height, width], pixels from 0 to 255.
+    """
+    variance, mean = torch.var_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
+    return (images - mean) / variance.sqrt().clamp_min(images[0].numel() ** -0.5)
 
 
 _KEY_DOMAIN = 0x6D6978  # "mix"

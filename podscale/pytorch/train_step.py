@@ -152,6 +152,13 @@ def build_forward(
     return lambda images: reduce(lambda x, region: region(x), regions, images)
 
 
+def allow_compilations(shapes: int) -> None:
+    """Let torch.compile compile a function for this many shapes; beyond its own limit it would run uncompiled."""
+    import torch._dynamo.config as settings  # takes a second
+
+    settings.recompile_limit = max(settings.recompile_limit, shapes)
+
+
 @dataclass(frozen=True)
 class StepResult:
     """Result of a train step, on the device and equal on all ranks.
@@ -198,10 +205,10 @@ class ForwardBackward:
         """
         assert len(reducer.buffer.extra_values) == 1 + len(statistics)
         self.reducer, self.precision, self.statistics, self.mixing = reducer, precision, statistics, mixing
-        self._loss, self._accumulation, self._forward = loss, accumulation, forward or reducer.module
+        self._loss, self.accumulation, self._forward = loss, accumulation, forward or reducer.module
 
     def __call__(self, batch: DeviceBatch) -> None:
-        reducer, passes = self.reducer, self._accumulation
+        reducer, passes = self.reducer, self.accumulation
         extra = reducer.buffer.extra_values
         loss_slot, statistics_slot = extra[:1], extra[1:]
         reducer.start_step()
@@ -248,6 +255,10 @@ class TrainStep:
     def seek(self, step: int) -> None:
         """Continue after `step` steps, as a resumed run does."""
         self._step_index.fill_(step)
+
+    def set_accumulation(self, passes: int) -> None:
+        """Set the passes of the following steps."""
+        self.forward_backward.accumulation = passes
 
     def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         self.start_step(batch.host_batch.step)

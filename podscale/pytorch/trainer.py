@@ -13,10 +13,12 @@ from torch import Tensor
 from podscale import models
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.config.batch_phases import BatchPhase, batch_phases
 from podscale.config.train import AllReduceSection
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
+from podscale.data.step_positions import step_positions
 from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.auto import relative_error
@@ -33,7 +35,14 @@ from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import BucketedReducer, GradientReducer, build_reducer
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, build_ema, restore_or_start
-from podscale.pytorch.train_step import DropoutRng, ForwardBackward, TrainingLoss, TrainStep, build_forward
+from podscale.pytorch.train_step import (
+    DropoutRng,
+    ForwardBackward,
+    TrainingLoss,
+    TrainStep,
+    allow_compilations,
+    build_forward,
+)
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training import schedules
@@ -75,9 +84,13 @@ class PyTorchTrainer(Trainer):
         self.step.seek(self.progress.step)
         return resumed
 
-    def batches(self) -> Iterator[DeviceBatch]:
-        batches = self.loader.batches(self.progress.step, self.end_step)
-        return self.prefetcher(batches, self.training_logger.timer.phase)
+    def batches_of_phase(self, stop: int) -> Iterator[DeviceBatch]:
+        return self.prefetcher(self.loader.batches(self.progress.step, stop), self.training_logger.timer.phase)
+
+    def set_batch_phase(self, phase: BatchPhase) -> None:
+        norm_group = batch_norm_group(phase.apply(self.config), self.world.size)
+        assign_batch_norm_groups(self.state.model, self.world, norm_group)
+        self.step.set_accumulation(phase.accumulation)
 
     def train_step(self, batch: DeviceBatch) -> list[StepStatus]:
         logger, timer, progress = self.training_logger, self.training_logger.timer, self.progress
@@ -174,7 +187,7 @@ def build_train_step(
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
     statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
     precision = build_precision(train, world)
-    per_epoch = schedules.steps_per_epoch(train, samples)
+    per_epoch = step_positions(train, samples).epoch_length
     reducer, weights, optimizer = build_reducer_and_optimizer(
         train, model, spec, precision, world, per_epoch, extra=1 + len(statistics)
     )
@@ -182,6 +195,8 @@ def build_train_step(
     mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.is_enabled else None
     prepare = normalise if mixing is None else lambda images: mixing.mix_images(normalise(images))
     is_binary = train.loss == "binary_cross_entropy"
+    if train.compile != "off":
+        allow_compilations(len(batch_phases(train)) * len(set(config.training_sizes)))
     loss = TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, is_binary, train.binary_threshold)
     forward_backward = ForwardBackward(
         reducer,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from podscale.config.batch_phases import format_batches
 from podscale.data.shard_set import ShardSet
 from podscale.evaluation.evaluation_json import Claim
 from podscale.report import markup
@@ -116,7 +117,8 @@ def _recipe_section(data: ReportData) -> str:
     train, schedule, optimizer = data.config.train, data.config.train.schedule, data.config.train.optimizer
     momentum = f" with momentum {optimizer.momentum:g}," if optimizer.has_option("momentum") else ","
     lines = [
-        f"- {train.epochs:g} epochs in batches of {train.global_batch}, {train.precision}, seed {data.config.run.seed}",
+        f"- {train.epochs:g} epochs in batches of {format_batches(train)}, {train.precision}, "
+        f"seed {data.config.run.seed}",
         f"- {optimizer.name.upper()}{momentum} weight decay {optimizer.weight_decay:g}",
         f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
@@ -127,10 +129,6 @@ def _recipe_section(data: ReportData) -> str:
 
 
 def _usage_section(data: ReportData) -> str:
-    mean, std = "", ""
-    if data.config is not None:
-        mean = ", ".join(f"{value:g}" for value in data.config.input.mean)
-        std = ", ".join(f"{value:g}" for value in data.config.input.std)
     identity = data.evaluation.identity.model_sha256 if data.evaluation else None
     proof = f"\n\nsha256 of model.safetensors: `{identity}`" if identity else ""
     return (
@@ -139,6 +137,22 @@ def _usage_section(data: ReportData) -> str:
         "```python\nimport json\nfrom safetensors.numpy import load_file\n\n"
         'weights = load_file("model.safetensors")       # name -> array\n'
         'description = json.load(open("model.json"))   # architecture, classes, preprocessing\n```\n\n'
+        f"{_normalisation(data)}{proof}"
+    )
+
+
+def _normalisation(data: ReportData) -> str:
+    """Return the sentence on how pixels become inputs of the network."""
+    if data.config is None:
+        return "Pixels are scaled to [0, 1], then normalised per RGB channel (config.yaml is missing)."
+    section = data.config.input
+    if section.per_image_standardization:
+        return (
+            "Each image is standardised by itself: (pixels - mean) / max(deviation, 1 / sqrt(number of values)), over "
+            f"pixels from 0 to 255 of all channels. Images are resized with a {section.interpolation} filter."
+        )
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (section.mean, section.std))
+    return (
         f"Pixels are scaled to [0, 1], then normalised with mean ({mean}) and standard deviation ({std}) per RGB "
-        f"channel.{proof}"
+        f"channel. Images are resized with a {section.interpolation} filter."
     )

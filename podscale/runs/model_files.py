@@ -82,6 +82,8 @@ def preprocessing_of(config: RunConfig) -> dict[str, Any]:
         "color": "RGB",
         "image_size": config.eval_image_size,
         "crop_fraction": config.evaluate.crop_fraction,
+        "interpolation": config.input.interpolation,
+        "per_image_standardization": config.input.per_image_standardization,
         "mean": list(config.input.mean),
         "std": list(config.input.std),
     }
@@ -138,8 +140,8 @@ def _check_comparable(model: EvaluatedModel, classes: list[str], preprocessing: 
             field=str(model.directory),
             hint="Predictions of such models cannot be averaged: leave it out.",
         )
-    values = model.description["preprocessing"]
-    differences = [f"{key} {values.get(key)} against {v}" for key, v in preprocessing.items() if values.get(key) != v]
+    values = {**preprocessing_of(RunConfig()), **model.description["preprocessing"]}  # older models lack newer options
+    differences = [f"{key} {values[key]} against {v}" for key, v in preprocessing.items() if values[key] != v]
     if differences:
         raise InputError(
             f"this model needs other preprocessing ({', '.join(differences)}), and all models share one pass over the "

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podscale.config import RunConfig
+from podscale.config.batch_phases import batch_phases
 from podscale.study.grid import TrialGrid, training_epochs
 from podscale.study.records import GetRecord
 from podscale.study.sweep_series import PlannedTrial, SweepSeries, Trial
@@ -187,5 +188,8 @@ def _max_added_trials(series: SweepSeries, get: GetRecord) -> int:
 
 def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
     """Return (epochs, steps divided by the number of training images)."""
+    phases = batch_phases(config.train)
+    ends = [*(phase.start for phase in phases[1:]), config.train.epochs]
+    steps = sum((end - phase.start) / phase.global_batch for phase, end in zip(phases, ends, strict=True))
     epochs = training_epochs(config)
-    return epochs, epochs / config.train.global_batch
+    return epochs, steps + (epochs - config.train.epochs) / config.train.global_batch

@@ -184,6 +184,7 @@ METRICS = (
     MetricSpec(
         "train_completed_steps", "gauge", "rank 0", "Steps done since the run began, over all restarts.", "steps"
     ),
+    MetricSpec("train_images_left", "gauge", "rank 0", "Images of the steps that the run still does.", "images"),
     MetricSpec(
         "train_target_images_per_second",
         "gauge",

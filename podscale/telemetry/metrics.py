@@ -100,18 +100,31 @@ class TrainMetrics(Collector):
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate, train_grad_norm=grad_norm)
 
     def set_progress(
-        self, *, planned: int | None = None, completed: int | None = None, done: bool | None = None
+        self,
+        *,
+        planned: int | None = None,
+        completed: int | None = None,
+        images_left: int | None = None,
+        done: bool | None = None,
     ) -> None:
-        """Set the planned steps of the run, and the completed ones over all launches."""
-        self._set(train_planned_steps=planned, train_completed_steps=completed, train_done=done)
+        """Set the planned steps of the run, the completed ones over all launches, and the images of the others."""
+        self._set(
+            train_planned_steps=planned,
+            train_completed_steps=completed,
+            train_images_left=images_left,
+            train_done=done,
+        )
 
     def set_sampled_phases(self, seconds: Mapping[str, float]) -> None:
         """Set the device seconds by phase of the newest sampled step."""
         for phase, value in seconds.items():
             self.values.set("train_sampled_phase_seconds", value, phase)
 
-    def set_world(self, size: int, global_batch: int) -> None:
-        self._set(train_world_size=size, train_global_batch_size=global_batch)
+    def set_world(self, size: int) -> None:
+        self._set(train_world_size=size)
+
+    def set_global_batch(self, images: int) -> None:
+        self._set(train_global_batch_size=images)
 
     def set_flops(self, flops_per_image: float, peak: float) -> None:
         """Set the FLOPs per image, forward and backward, and the device's peak FLOP/s; 0 if unknown."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.data.step_positions import StepPositions, step_positions
 
 
 class MlperfLog:
@@ -24,7 +25,7 @@ class MlperfLog:
     def __init__(self, path: Path, config: RunConfig, fence: Callable[[], None] | None = None) -> None:
         self._path, self._config, self._fence = path, config, fence or (lambda: None)
         self._buffered: list[str] | None = []  # until it is known whether this launch resumes the run
-        self._steps_per_epoch = 1.0
+        self._positions = StepPositions.constant(1, 1)
         self._block_start = 0
         self._running = False
         telemetry = config.telemetry
@@ -40,11 +41,11 @@ class MlperfLog:
     ) -> None:
         """Write the hyperparameters and `run_start`; training continues after step `step`."""
         config = self._config
-        self._steps_per_epoch = train_images / config.train.global_batch
+        self._positions = step_positions(config.train, train_images)
         self._event("submission_platform", f"{ranks} x {device}")
         self._event("train_samples", train_images)
         self._event("eval_samples", validation_images)
-        for key, value in hyperparameters(config, self._steps_per_epoch, ranks):
+        for key, value in hyperparameters(config, self._positions.epoch_length, ranks):
             self._event(key, value)
         self._end("init_stop")
         self._flush_buffered(append=resumed)
@@ -72,7 +73,9 @@ class MlperfLog:
 
     def _begin_block(self, step: int) -> None:
         self._block_start = step
-        count = self._config.evaluate.every_epochs or self._config.train.epochs
+        settings, epoch = self._config.evaluate, self._epoch(step)
+        until_first = round(settings.offset - epoch, 2)
+        count = until_first if until_first > 0 else settings.every_epochs or self._config.train.epochs
         self._start(
             "block_start", first_epoch_num=self._epoch(step), epoch_count=count, samples_count=self._samples_seen(step)
         )
@@ -85,10 +88,10 @@ class MlperfLog:
         return {"epoch_num": self._epoch(step), "samples_count": self._samples_seen(step)}
 
     def _epoch(self, step: int) -> float:
-        return round(step / self._steps_per_epoch, 2)
+        return round(self._positions.epoch_before(step), 2)
 
     def _samples_seen(self, step: int) -> int:
-        return step * self._config.train.global_batch
+        return self._positions.images_before(step)
 
     def _start(self, key: str, value: Any = None, **metadata: Any) -> None:
         self._append("INTERVAL_START", key, value, metadata)
@@ -118,7 +121,10 @@ class MlperfLog:
 
 
 def hyperparameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
-    """Yield the keys that the MLPerf rules require, with the document's values; LARS and SGD have their own keys."""
+    """Yield the keys that the MLPerf rules require, with the document's values; LARS and SGD have their own keys.
+
+    The rules know one global batch. If it changes, that of the first step is given, and lengths are in such batches.
+    """
     train, optimizer, schedule = config.train, config.train.optimizer, config.train.schedule
     yield "seed", config.run.seed
     yield "global_batch_size", train.global_batch

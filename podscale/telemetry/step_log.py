@@ -30,6 +30,7 @@ SHOWN_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_w
 EVENT_TEXTS = {
     "checkpoint_passed": "checkpoint of step {step} cannot be used: {reason}",
     "skipped_update": "step {step} skipped: its loss or gradient is not finite; the weights are unchanged",
+    "batch": "batches of {global_batch:,} images after step {step} (epoch {epoch:.2f})",
     "restart": "restart  {error}  {left} more allowed",
     "preempted": "stopped on request; step {step} is saved",
     "launcher_lost": "the launcher of this job's pipeline was silent for {grace_seconds:g} s; saving and stopping",
@@ -64,22 +65,32 @@ class StepLog:
 
 
 class EtaEstimator:
-    """Estimator of the seconds left, from the speed since the launch began (its `start` or `resumed` record)."""
+    """Estimator of the seconds left, from the speed since the launch began (its `start` or `resumed` record).
+
+    The speed is in epochs, because the batch may change; in steps for records without epochs.
+    """
 
     def __init__(self) -> None:
         self.total_steps: int | None = None
-        self._begin: tuple[int, float] | None = None
+        self._total_epochs: float | None = None
+        self._begin: tuple[float, float] | None = None
 
     def update(self, record: EventRecord) -> float | None:
         """Return the seconds left after this record; None while the total or the speed is unknown."""
         if record.get("event") in ("start", "resumed"):
             self.total_steps = record.get("total_steps", self.total_steps)
-            self._begin = (int(record.get("step") or 0), record["time"])
+            self._total_epochs = record.get("total_epochs")
+            self._begin = (self._position(record), record["time"])
             return None
-        if record["kind"] != "step" or self._begin is None or self.total_steps is None:
+        total = self.total_steps if self._total_epochs is None else self._total_epochs
+        if record["kind"] != "step" or self._begin is None or total is None:
             return None
-        steps, seconds = record["step"] - self._begin[0], record["time"] - self._begin[1]
-        return (self.total_steps - record["step"]) * seconds / steps if steps > 0 else None
+        position = self._position(record)
+        done, seconds = position - self._begin[0], record["time"] - self._begin[1]
+        return max(0.0, total - position) * seconds / done if done > 0 else None
+
+    def _position(self, record: EventRecord) -> float:
+        return float((record.get("step") if self._total_epochs is None else record.get("epoch")) or 0)
 
 
 def format_record(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> str:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
+from podscale.config.run import CheckpointSection
 from podscale.data.loaders.base import Loader
 from podscale.distributed.rank_group import World
 from podscale.hardware import find_gpu_chip
@@ -49,20 +50,29 @@ def add_gauges(
     if world.is_rank0:
         if (claimed := plan.config.claim.images_per_second) is not None:
             values.set("train_target_images_per_second", claimed)
-        if plan.steps_between_saves:
-            values.on_collect(_checkpoint_interval(values, plan.steps_between_saves))
+        settings = plan.config.checkpoint
+        if settings.every_steps or settings.every_epochs:
+            values.on_collect(_checkpoint_interval(values, settings, plan.training_images / world.size))
 
 
-def _checkpoint_interval(values: MetricRegistry, steps_between_saves: float) -> Callable[[], None]:
-    """Return the reader of the interval. It uses the mean time of finished steps, so a hang does not lengthen it."""
+def _checkpoint_interval(
+    values: MetricRegistry, settings: CheckpointSection, images_per_epoch: float
+) -> Callable[[], None]:
+    """Return the reader of the interval. It uses the mean time of finished steps, so a hang does not lengthen it.
+
+    Args:
+        images_per_epoch: images of this rank in an epoch.
+    """
     started, last_steps = perf_counter(), 0.0
 
     def read() -> None:
         nonlocal last_steps
-        steps = values.get("train_steps")
-        if steps > last_steps:
-            last_steps, step_seconds = steps, (perf_counter() - started) / steps
-            values.set("train_checkpoint_interval_seconds", steps_between_saves * step_seconds)
+        steps, images = values.get("train_steps"), values.get("train_images")
+        if steps > last_steps and images > 0:
+            last_steps, seconds = steps, perf_counter() - started
+            by_steps = settings.every_steps * seconds / steps
+            by_epochs = settings.every_epochs * seconds * images_per_epoch / images
+            values.set("train_checkpoint_interval_seconds", min(filter(None, (by_steps, by_epochs))))
 
     return read
 

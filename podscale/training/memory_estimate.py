@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from podscale import models
 from podscale.config import RunConfig, TrainSection
+from podscale.config.batch_phases import largest_pass
 from podscale.training.param_layout import preconditioner_elements
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
@@ -24,11 +25,14 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate_memory(config: RunConfig, classes: int, processes_per_node: int) -> MemoryEstimate:
-    """Estimate the memory of one process of a run by its document, without building the model."""
+    """Estimate the memory of one process of a run by its document, without building the model.
+
+    Activations are those of the largest pass of any phase, with the largest images.
+    """
     spec = models.model_spec(config.model, classes)
     ranks = processes_per_node * config.launch.nodes
     weights, optimizer = state_bytes(config.train, spec.num_parameters, ranks, processes_per_node)
-    per_rank = config.train.global_batch // (ranks * config.train.accumulation)
+    per_rank = largest_pass(config.train).pass_images // ranks
     elements = 2 * spec.activation_elements(max(config.training_sizes)) * per_rank
     return MemoryEstimate(
         weights, optimizer + matrix_bytes(config.train, spec, ranks), elements * FLOAT_BYTES[config.train.precision]

@@ -38,8 +38,10 @@ def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, Param
     options = {}
     for parameter in spec.parameters:
         is_included = not any(fnmatchcase(parameter.name, pattern) for pattern in section.skip)
-        decays = is_included and (section.decay_all or parameter.role == "weight")
-        options[parameter.name] = ParamOptions(decays, is_included and (section.adapt_all or decays))
+        is_treated = section.decay_all or parameter.role == "weight"
+        decays = is_treated or (section.decay_biases and parameter.role == "bias")
+        adapts = is_treated or section.adapt_all
+        options[parameter.name] = ParamOptions(is_included and decays, is_included and adapts)
     return options
 
 

@@ -1,16 +1,17 @@
 """Learning rate, momentum and weight decay of every step: pure functions, shared by both engines and the planner.
 
 Steps count from 0. An epoch is one pass over the training split; it need not be a whole number of steps, because the
-sample order is one continuous stream. A schedule follows the position in that stream, so it also advances in a masked
-(non-finite) step.
+sample order is one continuous stream. A schedule follows the position in that stream: it also advances in a masked
+(non-finite) step, and a change of the global batch neither stretches nor shortens it.
 
 A run is a sequence of phases. The first one is the document's own schedule and begins at 0. Each entry of
 `train.phases` begins with the first step whose images all lie at or after its epoch. A phase inherits the values that
-it does not set: schedule, weight decay, momentum, crop and size of images. A phase with its own schedule counts steps
+it does not set: schedule, batch, weight decay, momentum, crop and size of images. A phase with its own schedule counts
 from its own beginning. A schedule lasts until the next phase that sets one, or until the end of the run.
+
+Times and lengths are in first batches (`StepPositions`), which are steps while the batch is constant.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,12 @@ import numpy.typing as npt
 
 from podscale.config import RunConfig, TrainSection
 from podscale.config.schedule import CropSection, ScheduleSection
+from podscale.data.step_positions import StepPositions, step_positions
 
 COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
 """Columns of `hyperparameters_at` and `step_table`."""
+PLOT_COLUMNS: Sequence[str] = (*COLUMNS, "global_batch")
+"""Columns of `sample_for_plot`."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -50,18 +54,9 @@ class SchedulePhase:
     resets_momentum: bool = False
 
 
-def steps_per_epoch(train: TrainSection, samples: int) -> float:
-    return samples / train.global_batch
-
-
 def total_steps(train: TrainSection, samples: int) -> int:
     """Return the number of steps of the run, rounded up so that every image of the last epoch is seen."""
-    return max(1, first_step(train.epochs, steps_per_epoch(train, samples)))
-
-
-def first_step(epoch: float, steps_per_epoch: float) -> int:
-    """Return the first step whose images all lie at or after `epoch`."""
-    return math.ceil(epoch * steps_per_epoch - 1e-9)  # rounding of the product must not add a step
+    return max(1, step_positions(train, samples).first_step(train.epochs))
 
 
 def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
@@ -89,9 +84,9 @@ def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
 
 def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSection]]:
     """Return (first step, side of the training images in pixels, random crop) of each phase, in order."""
-    per_epoch, images = steps_per_epoch(config.train, samples), config.input
+    positions, images = step_positions(config.train, samples), config.input
     return [
-        (first_step(phase.start, per_epoch), phase.image_size or images.image_size, phase.crop or images.crop)
+        (positions.first_step(phase.start), phase.image_size or images.image_size, phase.crop or images.crop)
         for phase in schedule_phases(config.train)
     ]
 
@@ -99,19 +94,21 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
 def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Return `COLUMNS` of every step, float32 [steps, columns], for engines that count steps on the device."""
     steps = np.arange(total_steps(train, samples))
-    return hyperparameters_at(train, steps, steps_per_epoch(train, samples)).astype(np.float32)
+    return hyperparameters_at(train, steps, step_positions(train, samples)).astype(np.float32)
 
 
-def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> FloatArray:
+def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], positions: StepPositions) -> FloatArray:
     """Return `COLUMNS` at these steps (int64, from 0), float64 [steps, columns]."""
     table = np.empty((len(steps), len(COLUMNS)))
+    times, times_before, epoch = positions.time_of(steps), positions.time_of(steps - 1), positions.epoch_length
     for phase in schedule_phases(train):
-        first = first_step(phase.start, steps_per_epoch)
+        first = positions.first_step(phase.start)
         inside = steps >= first  # later phases overwrite the rows from their own beginning on
-        since_start = steps[inside] - first_step(phase.schedule_start, steps_per_epoch)
-        duration = (phase.schedule_end - phase.schedule_start) * steps_per_epoch
-        table[inside, 0] = _learning_rates(phase.schedule, since_start, duration, steps_per_epoch)
-        table[inside, 1] = _momenta(phase.schedule, phase.momentum, since_start, duration, steps_per_epoch)
+        begin = positions.time_before(positions.first_step(phase.schedule_start))
+        since_start, before = times[inside] - begin, times_before[inside] - begin
+        duration = (phase.schedule_end - phase.schedule_start) * epoch
+        table[inside, 0] = _learning_rates(phase.schedule, since_start, duration, epoch)
+        table[inside, 1] = _momenta(phase.schedule, phase.momentum, since_start, before, duration, epoch)
         table[inside, 2] = phase.weight_decay
         if phase.resets_momentum:
             table[steps == first, 1] = 0.0
@@ -119,24 +116,28 @@ def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_
 
 
 def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tuple[FloatArray, FloatArray]:
-    """Return (epochs, values [n, columns]), float64, at about `points` steps and on both sides of each jump."""
-    per_epoch = steps_per_epoch(train, samples)
+    """Return (epochs, values [n, columns]), float64, at about `points` steps and on both sides of each jump.
+
+    The columns are `PLOT_COLUMNS`.
+    """
+    positions = step_positions(train, samples)
     last = total_steps(train, samples) - 1
     epochs = [phase.start for phase in schedule_phases(train)]
     for phase in schedule_phases(train):
         milestones = phase.schedule.milestones if phase.schedule.name == "step" else ()
         epochs += [phase.schedule_start + epoch for epoch in (phase.schedule.warmup_epochs, *milestones)]
-    jumps = np.array([first_step(epoch, per_epoch) for epoch in epochs])
+    jumps = np.array([positions.first_step(epoch) for epoch in epochs])
     even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
     steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
-    return steps / per_epoch, hyperparameters_at(train, steps, per_epoch)
+    batches = np.array([positions.batch_at(step) for step in steps.tolist()], dtype=np.float64)
+    values = np.column_stack([hyperparameters_at(train, steps, positions), batches])
+    return positions.time_of(steps) / positions.epoch_length, values
 
 
-def _learning_rates(
-    schedule: ScheduleSection, since_start: npt.NDArray[np.int64], duration: float, steps_per_epoch: float
-) -> FloatArray:
-    """Return learning rates: linear warm-up (Goyal 2017, section 2.2), then decay.
+def _learning_rates(schedule: ScheduleSection, since_start: FloatArray, duration: float, epoch: float) -> FloatArray:
+    """Return learning rates: warm-up, then decay.
 
+    The warm-up is linear (Goyal 2017, section 2.2) or a power of its elapsed fraction (Adya 2018, authors' code).
     Step decay is that of Goyal 2017; polynomial decay of power 2 that of You 2017, algorithm 1; cosine decay that of
     Loshchilov 2017 (SGDR; recalled, not looked up).
 
@@ -146,34 +147,38 @@ def _learning_rates(
     2017, whose code calls this `poly_cyc`.
 
     Args:
-        since_start: steps since the beginning of the schedule.
-        duration: length of the schedule, steps.
+        since_start: time since the beginning of the schedule.
+        duration: length of the schedule.
+        epoch: length of an epoch.
     """
-    warmup = schedule.warmup_epochs * steps_per_epoch
+    warmup = schedule.warmup_epochs * epoch
     begin = warmup if schedule.decay_from == "warmup" else 0.0
-    length = duration - begin if schedule.decay_epochs is None else schedule.decay_epochs * steps_per_epoch
+    length = duration - begin if schedule.decay_epochs is None else schedule.decay_epochs * epoch
     peak = schedule.learning_rate
     progress = np.clip((since_start - begin) / length, 0.0, 1.0)
     match schedule.name:
         case "constant":
             decayed = np.full(len(since_start), peak)
         case "step":
-            milestones = np.array(schedule.milestones) * steps_per_epoch
+            milestones = np.array(schedule.milestones) * epoch
             decayed = peak * schedule.gamma ** np.searchsorted(milestones, since_start, side="right")
         case "cosine":
             decayed = _interpolate(schedule.end_learning_rate, peak, 0.5 * (1.0 + np.cos(np.pi * progress)))
         case "polynomial":
             decayed = _interpolate(schedule.end_learning_rate, peak, (1.0 - progress) ** schedule.power)
-    rising = _interpolate(schedule.warmup_start, peak, since_start / max(warmup, 1e-9))
-    return np.where(since_start < warmup, rising, decayed)
+    elapsed = since_start / max(warmup, 1e-9)
+    if schedule.warmup_power != 1:
+        elapsed = np.clip(elapsed, 0.0, 1.0) ** schedule.warmup_power
+    return np.where(since_start < warmup, _interpolate(schedule.warmup_start, peak, elapsed), decayed)
 
 
 def _momenta(
     schedule: ScheduleSection,
     momentum: float,
-    since_start: npt.NDArray[np.int64],
+    since_start: FloatArray,
+    before: FloatArray,
     duration: float,
-    steps_per_epoch: float,
+    epoch: float,
 ) -> FloatArray:
     """Return the momenta: linear from `momentum_start` over the warm-up, then to `momentum_end` at the schedule's end.
 
@@ -183,10 +188,12 @@ def _momenta(
 
     Args:
         momentum: momentum at the end of the warm-up.
-        since_start: steps since the beginning of the schedule.
-        duration: length of the schedule, steps.
+        since_start: time since the beginning of the schedule.
+        before: the same for the step before each.
+        duration: length of the schedule.
+        epoch: length of an epoch.
     """
-    warmup = schedule.warmup_epochs * steps_per_epoch
+    warmup = schedule.warmup_epochs * epoch
     start = momentum if schedule.momentum_start is None else schedule.momentum_start
     end = momentum if schedule.momentum_end is None else schedule.momentum_end
     rising = _interpolate(start, momentum, since_start / max(warmup, 1e-9))
@@ -194,11 +201,9 @@ def _momenta(
     momenta = np.where(since_start < warmup, rising, later)
     if not schedule.momentum_correction:
         return momenta
-    now, before = (
-        _learning_rates(schedule, steps, duration, steps_per_epoch) for steps in (since_start, since_start - 1)
-    )
-    corrected = (since_start > 0) & (since_start < warmup) & (before > 0)
-    return np.where(corrected, momenta * now / np.where(corrected, before, 1.0), momenta)
+    rates, rates_before = (_learning_rates(schedule, times, duration, epoch) for times in (since_start, before))
+    corrected = (since_start > 0) & (since_start < warmup) & (rates_before > 0)
+    return np.where(corrected, momenta * rates / np.where(corrected, rates_before, 1.0), momenta)
 
 
 def _interpolate(low: float, high: float, fraction: FloatArray) -> FloatArray:

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 import podscale
 from podscale.config import RunConfig, result_values
 from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.config.batch_phases import batch_phases
 from podscale.config.checks import check_ranks
 from podscale.config.fields import FieldClass, input_error
 from podscale.config.identity import field_values
@@ -232,18 +233,19 @@ def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
         check_ranks(config, ranks)
     except PydanticCustomError as error:
         raise input_error(error.context) from None
-    if train.global_batch > samples:
-        raise InputError(
-            f"larger than the training split of {samples} images",
-            field="train.global_batch",
-            got=train.global_batch,
-            hint="Lower it, or add images.",
-        )
-    if batch_norm_group(config, ranks).total < 2:
-        raise InputError(
-            f"one image per rank and pass has no variance for batch norm ({ranks} ranks, "
-            f"train.accumulation {train.accumulation})",
-            field="train.global_batch",
-            got=train.global_batch,
-            hint="Use at least 2 images per rank and pass.",
-        )
+    for phase in batch_phases(train):
+        if phase.global_batch > samples:
+            raise InputError(
+                f"larger than the training split of {samples} images",
+                field=phase.batch_option,
+                got=phase.global_batch,
+                hint="Lower it, or add images.",
+            )
+        if batch_norm_group(phase.apply(config), ranks).total < 2:
+            raise InputError(
+                f"one image per rank and pass has no variance for batch norm ({ranks} ranks, "
+                f"{phase.accumulation_option} {phase.accumulation})",
+                field=phase.batch_option,
+                got=phase.global_batch,
+                hint="Use at least 2 images per rank and pass.",
+            )

@@ -77,6 +77,10 @@ class StepTimer:
             self.goodput_tracker.start(step)
         self.metrics.take_interval()
 
+    def batch_changed(self) -> None:
+        """Forget the times of steps of another batch: the next step may compile, and later ones take other times."""
+        self._progress_tracker.batch_changed()
+
     def step_done(self, step: int, images: int, steps: int) -> None:
         """Count the `steps` steps up to `step`, of `images` images of this rank each, since data was requested."""
         seconds = (time.perf_counter() - self._step_started) / steps

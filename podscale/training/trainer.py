@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from podscale import models
 from podscale.config import RunConfig
+from podscale.config.batch_phases import BatchPhase
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.rank_group import World
@@ -83,6 +84,8 @@ class Trainer(ABC):
     stop_request: StopRequest
     training_logger: TrainingLogger
     checkpoint_store: CheckpointStore
+    batch_phase: BatchPhase | None = None
+    """Part of the run that the trainer is prepared for; None before the first step."""
     stop_agreed: bool = False
     """All ranks have agreed to stop."""
 
@@ -110,13 +113,17 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def batches(self) -> Iterator[Any]:
-        """Yield this rank's batches on its devices, from the current step to `end_step`.
+    def batches_of_phase(self, stop: int) -> Iterator[Any]:
+        """Yield this rank's batches on its devices, from the current step to `stop`, all of one global batch.
 
         A batch is what one call of `train_step` trains on: the images of one step in PyTorch, the images of several
         steps in JAX. A batch never continues past a step for which `StepPlan.is_due_after` is true, because
         evaluations and saves happen only between batches.
         """
+
+    @abstractmethod
+    def set_batch_phase(self, phase: BatchPhase) -> None:
+        """Prepare for steps of this batch and accumulation. All ranks call it between the same two steps."""
 
     @abstractmethod
     def train_step(self, batch: Any) -> list[StepStatus]:
@@ -190,6 +197,21 @@ class Trainer(ABC):
         is_average = self.config.evaluate.weights == "ema"
         return [is_average, not is_average] if self.config.train.ema.decay is not None else [is_average]
 
+    def batches(self) -> Iterator[Any]:
+        """Yield this rank's batches from the current step to `end_step`, prepared for each global batch in turn."""
+        while self.progress.step < self.end_step:
+            self._enter_batch_phase(self.progress.step)
+            yield from self.batches_of_phase(min(self.plan.end_of_batch(self.progress.step), self.end_step))
+
+    def _enter_batch_phase(self, step: int) -> None:
+        """Prepare for the batch of the step after `step`, if that is another one, and log the change."""
+        before, self.batch_phase = self.batch_phase, self.plan.batch_phase_after(step)
+        if self.batch_phase == before:
+            return
+        self.set_batch_phase(self.batch_phase)
+        if before is not None:
+            self.training_logger.batch_changed(step, self.batch_phase, epoch=self.plan.epoch_after(step))
+
     def restore_or_start(self) -> None:
         """Restore the newest checkpoint, if there is one, and log the start."""
         self.training_logger.restore_started()
@@ -201,14 +223,18 @@ class Trainer(ABC):
     def log_start(self, resumed: bool) -> None:
         """Log the start of the training and add the gauges."""
         logger, plan, flops = self.training_logger, self.plan, self.spec.training_flops(self.config.input.image_size)
+        step, batch = self.progress.step, plan.batch_phase_after(self.progress.step).global_batch
         add_gauges(logger.metrics, plan, self.world, self.loader, flops, self.device_memory)
         logger.started(
             resumed=resumed,
-            step=self.progress.step,
+            step=step,
             total_steps=self.end_step,
             ranks=self.world.size,
-            global_batch=self.config.train.global_batch,
-            steps_per_epoch=round(plan.steps_per_epoch, 3),
+            global_batch=batch,
+            images_left=plan.images_left_after,
+            steps_per_epoch=round(plan.training_images / batch, 3),
+            epoch=round(plan.epoch_after(step), 6),
+            total_epochs=round(plan.epoch_after(self.end_step), 6),
             device=self.world.device_name,
             train_images=plan.training_images,
             validation_images=self.evaluator.count,
@@ -230,7 +256,7 @@ class Trainer(ABC):
             progress.skipped_in_a_row = 0 if status.is_finite else progress.skipped_in_a_row + 1
             self.training_logger.log_status(
                 status,
-                epoch=status.step / self.plan.steps_per_epoch,
+                epoch=self.plan.epoch_after(status.step),
                 learning_rate=float(self.plan.learning_rates[status.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
@@ -274,7 +300,7 @@ class Trainer(ABC):
         model_result, *other_results = results
         progress.evaluated = progress.step
         progress.evaluation = model_result.scores
-        epoch = progress.step / self.plan.steps_per_epoch
+        epoch = self.plan.epoch_after(progress.step)
         for result in other_results:
             other_weights = "trained" if self.config.evaluate.weights == "ema" else "ema"
             logger.evaluated_other_weights(progress.step, other_weights, result, epoch=epoch)
@@ -286,7 +312,7 @@ class Trainer(ABC):
             self.apply_status(self.step_sync.drain())  # so that the saved count of skipped steps is complete
             snapshot = self.capture_state()
             if snapshot is not None:
-                snapshot.meta[EPOCH_KEY] = round(self.progress.step / self.plan.steps_per_epoch, 6)
+                snapshot.meta[EPOCH_KEY] = round(self.plan.epoch_after(self.progress.step), 6)
                 self.checkpoint_store.save(snapshot, top1=self.progress.top1)
                 if wait:
                     self.checkpoint_store.wait()

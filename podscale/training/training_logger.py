@@ -5,9 +5,10 @@ the device: losses arrive with the step statuses, some steps later.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from podscale.config.batch_phases import BatchPhase
 from podscale.distributed.step_status import StepStatus
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved
 from podscale.telemetry.events import EventLog
@@ -40,6 +41,7 @@ class TrainingLogger:
         self._log, self._mlperf, self._startup = log, mlperf, startup
         self.stragglers = StragglerDetector(hosts, self.log_event) if hosts and log is not None else None
         self._ranks, self._bad_records = 1, 0
+        self._images_left: Callable[[int], int] | None = None
 
     def restore_started(self) -> None:
         """Record that the trainer is built, and looks for a checkpoint."""
@@ -48,18 +50,38 @@ class TrainingLogger:
             self._startup.build_done()
 
     def started(
-        self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
+        self,
+        *,
+        resumed: bool,
+        step: int,
+        total_steps: int,
+        ranks: int,
+        global_batch: int,
+        images_left: Callable[[int], int] | None = None,
+        **more: Any,
     ) -> None:
-        """Log the start or resumption of training at `step`, before the first image is read."""
-        self._ranks = ranks
+        """Log the start or resumption of training at `step`, before the first image is read.
+
+        Args:
+            images_left: returns the images that are left to train on after a step.
+        """
+        self._ranks, self._images_left = ranks, images_left
         self.timer.start(step, total_steps)
-        self.metrics.set_world(ranks, global_batch)
+        self.metrics.set_world(ranks)
+        self.metrics.set_global_batch(global_batch)
         self._set_progress(planned=total_steps, completed=step, done=False)
         described = {"step": step, "total_steps": total_steps, "ranks": ranks, "global_batch": global_batch}
         self.log_event("resumed" if resumed else "start", **described, **more)
         if self._mlperf is not None and step < total_steps:  # else the run was complete, and so is its log
             facts = {name: more[name] for name in ("device", "train_images", "validation_images")}
             self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **facts)
+
+    def batch_changed(self, step: int, phase: BatchPhase, *, epoch: float) -> None:
+        """Log that the steps after `step` have another global batch or accumulation; their first may compile."""
+        self.timer.batch_changed()
+        self.metrics.set_global_batch(phase.global_batch)
+        batch, accumulation = phase.global_batch, phase.accumulation
+        self.log_event("batch", step=step, epoch=round(epoch, 4), global_batch=batch, accumulation=accumulation)
 
     def step_done(self, step: int, images: int, bad_records: int, *, steps: int = 1) -> None:
         """Count `steps` steps up to `step`, of `images` images of this rank each. Only the last one gets a log line.
@@ -159,7 +181,8 @@ class TrainingLogger:
     def _set_progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
         """Set the run's progress metrics, on rank 0 only."""
         if self._log is not None:
-            self.metrics.set_progress(planned=planned, completed=completed, done=done)
+            left = self._images_left(completed) if self._images_left is not None else None
+            self.metrics.set_progress(planned=planned, completed=completed, images_left=left, done=done)
 
     def _log_startup(self) -> None:
         """Log the start of this launch, after its first step."""

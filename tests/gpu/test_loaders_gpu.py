@@ -11,7 +11,7 @@ from podscale.data.loaders.build_loader import build_evaluation_loader, build_lo
 from podscale.data.sampler import build_sampler, evaluation_steps
 from podscale.data.shard_set import ShardSet
 from podscale.training.schedules import image_phases
-from tests.support.shard_set import Sample, image_size, varied_samples
+from tests.support.shard_set import Sample, encode_image, image_size, smooth_pixels, varied_samples
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -32,10 +32,11 @@ def loader(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def run(loader: str, directory: Path, device: str, *, training: bool) -> list[Any]:
+def run(loader: str, directory: Path, device: str, *, training: bool, **section: Any) -> list[Any]:
+    """Return all batches; `section` has further options of the input section."""
     config = RunConfig.model_validate(
         {
-            "input": {"loader": loader, "image_size": 64, "workers": 2, "max_bad_rate": 0.5},
+            "input": {"loader": loader, "image_size": 64, "workers": 2, "max_bad_rate": 0.5, **section},
             "train": {"global_batch": 16},
             "evaluate": {"batch": 16},
         }
@@ -79,6 +80,43 @@ def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_sha
         assert right.images.shape == left.images.shape
         difference = np.abs(left.images.astype(int) - right.images.cpu().numpy())
         assert difference.mean() < 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_bicubic_pixels_match_the_reference(loader: str, make_shard_set: Any, training: bool) -> None:
+    """The reference's bilinear pixels of the same noise are farther away."""
+    samples = []
+    for number in range(40):
+        noise = np.random.default_rng(number).integers(60, 196, (150, 150, 3)).astype(np.uint8)
+        samples.append(Sample(encode_image(noise, quality=95, subsampling=0), number % 4))
+    directory = make_shard_set({"train": samples, "validation": samples[:8]})
+    bicubic, bilinear = (
+        run("torchvision", directory, "cpu", training=training, interpolation=name) for name in ("bicubic", "bilinear")
+    )
+    batches = run(loader, directory, DEVICE, training=training, interpolation="bicubic")
+    for want, other, batch in zip(bicubic, bilinear, batches, strict=True):
+        pixels = batch.images.cpu().numpy().astype(int)
+        inside = (slice(None), slice(4, -4), slice(4, -4))  # DALI repeats the pixels at the border
+        near, far = (np.abs(pixels - images.images)[inside].mean() for images in (want, other))
+        assert near < 1
+        assert near < far / 2
+
+
+def test_padded_crops_match_the_reference(loader: str, make_shard_set: Any) -> None:
+    """Images of the training size are not resized; black where the crop leaves the image."""
+    samples = [
+        Sample(encode_image(smooth_pixels(number, 64, 64), quality=95, subsampling=0), number % 4)
+        for number in range(40)
+    ]
+    directory = make_shard_set({"train": samples, "validation": samples[:8]})
+    reference, batches = (
+        run(name, directory, device, training=True, crop={"padding": 8})
+        for name, device in (("torchvision", "cpu"), (loader, DEVICE))
+    )
+    for left, right in zip(reference, batches, strict=True):
+        difference = np.abs(left.images.astype(int) - right.images.cpu().numpy())
+        assert difference.mean() < 2
+        assert np.quantile(difference, 0.999) <= 6
 
 
 def test_a_bad_record_is_replaced_on_the_gpu_too(loader: str, make_shard_set: Any) -> None:

@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import pytest
 
+from podscale.config import InputSection
 from podscale.data.loaders.base import Batch
 from podscale.distributed.step_status import STATUS_LAG, StepStatus
-from podscale.jax.device_prefetcher import DevicePrefetcher
-from podscale.jax.mesh import RANKS, build_mesh
+from podscale.jax.device_prefetcher import DevicePrefetcher, normalise
+from podscale.jax.mesh import RANKS, SPATIAL, build_mesh
 from podscale.jax.step_sync import StepSync
 from podscale.jax.train_step import STATUS_SPEC, StepResults
 from podscale.training.step_timer import untimed
+from tests.support.standardisation import compare_standardised, standardisation_cases
 
 SIDE, EACH = 4, 3
 
@@ -44,6 +46,18 @@ def test_every_device_gets_the_batch_of_its_mesh_position(group: int) -> None:
         for position, device in enumerate(mesh.devices.flat):
             mine = slice(position * EACH, (position + 1) * EACH)
             np.testing.assert_array_equal(shards[device].data[0], moved.host_batches[0].labels[mine])
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (2, 2)])
+def test_standardised_images_have_their_own_mean_and_deviation(parts: tuple[int, int]) -> None:
+    """Also if devices have tiles of an image, whose mean is that of all tiles."""
+    images, section = standardisation_cases(), InputSection(per_image_standardization=True)
+    mesh = build_mesh(jax.devices()[: parts[0] * parts[1]], parts=parts)
+    tiled = jax.sharding.PartitionSpec(None, *SPATIAL)
+    program = jax.shard_map(lambda tiles: normalise(tiles, section, parts), mesh=mesh, in_specs=tiled, out_specs=tiled)
+    found = jax.jit(program)(images)
+    assert found.dtype == np.float32
+    compare_standardised(np.asarray(found), images)
 
 
 def step_results(losses: list[float], finite: list[bool], status: Any, norm: bool = True) -> StepResults:

@@ -231,9 +231,10 @@ def compare(result: Any, expected: Any, tolerance: float) -> None:
     ("model", "side", "parts"),
     [
         ({"name": "resnet50"}, 36, (2, 2)),  # sides 36, 18, 9, 5, 3, 2: even, then uneven
+        ({"name": "resnet18", "block": "v2"}, 36, (2, 2)),
         ({"name": "alexnet", "alexnet": {"dropout": 0.0}}, 64, (4, 1)),  # 64, 15, 7, 3, 1: one row for 4 devices
     ],
-    ids=["resnet50 in 2 x 2", "alexnet in 4 x 1"],
+    ids=["resnet50 in 2 x 2", "resnet18 v2 in 2 x 2", "alexnet in 4 x 1"],
 )
 def test_a_network_equals_that_of_full_images(model: dict[str, Any], side: int, parts: Parts) -> None:
     """Forward and backward in fp64, in which rounding hides no difference."""

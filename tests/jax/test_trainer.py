@@ -28,6 +28,13 @@ from tests.support.shard_set import make_shard_set
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiles whole steps, possibly on a busy machine
 LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
+CIFAR: dict[str, Any] = {
+    "input__crop": {"padding": 2},
+    "input__interpolation": "bicubic",
+    "input__per_image_standardization": True,
+    "model__block": "v2",
+}
+"""Input and network of Adya 2018's runs on CIFAR-100, and another filter for images of other sizes."""
 SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 
 
@@ -52,15 +59,15 @@ def close(result: dict[str, Any], expected: dict[str, Any], tolerance: float) ->
 
 
 @pytest.mark.parametrize(
-    "train",
-    [{"train__optimizer": {"name": "lamb"}}, {"train__optimizer": LARS, "train__accumulation": 2}],
-    ids=["lamb", "lars, two passes a step"],
+    "options",
+    [{"train__optimizer": {"name": "lamb"}, **CIFAR}, {"train__optimizer": LARS, "train__accumulation": 2}],
+    ids=["lamb, pre-activation, CIFAR's input", "lars, two passes a step"],
 )
-def test_either_engine_resumes_a_run_of_the_other(tmp_path: Path, train: dict[str, Any]) -> None:
+def test_either_engine_resumes_a_run_of_the_other(tmp_path: Path, options: dict[str, Any]) -> None:
     """With weights, moments, their count, running statistics, and position in schedule and sample order; both ways."""
     shards = make_shard_set(tmp_path / "shards")
-    span = 16 // train.get("train__accumulation", 1)
-    config = document(tmp_path, "torch", checkpoint__every_steps=3, model__batch_norm={"span": span}, **train)
+    span = 16 // options.get("train__accumulation", 1)
+    config = document(tmp_path, "torch", checkpoint__every_steps=3, model__batch_norm={"span": span}, **options)
     train_in_torch(config, shards)
 
     to_jax = continued(config, 6, "jax")
@@ -98,6 +105,7 @@ def test_a_stopped_run_resumes_to_the_bit_and_on_other_devices(tmp_path: Path) -
     """Eight devices with sharded weights, up to four steps a call."""
     shards = make_shard_set(tmp_path / "shards")
     settings: dict[str, Any] = {
+        **CIFAR,
         "train__optimizer": LARS,
         "train__weight_update": "sharded",
         "train__all_reduce": SHARDED,

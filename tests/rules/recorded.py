@@ -94,18 +94,14 @@ THROUGHPUT = (
     ),
     Recorded(
         "run:podscale_train_seconds_left:rate5m",
-        "ten thousand steps, one a second, 1200 done",
-        (
-            per_minute("train_steps", 60),
-            steady("train_planned_steps", 10000),
-            of("train_completed_steps", Line().rise(60, by=60)),
-        ),
-        {20: ((DIGITS, 8800),)},
+        "a million images, ten a second on each of two, whatever the steps are",
+        (*IMAGES, steady("train_images_left", 1_000_000)),
+        {20: ((DIGITS, 50_000),)},
     ),
     Recorded(
         "run:podscale_train_seconds_left:rate5m",
         "stands still",
-        (per_minute("train_steps", 0), steady("train_planned_steps", 10000), steady("train_completed_steps", 60)),
+        (per_minute("train_images", 0), steady("train_images_left", 1_000_000)),
         {20: ()},
     ),
     Recorded("run:podscale_train_flops:rate5m", "ten a second on each of two", FLOPS, {20: ((DIGITS, 20),)}),

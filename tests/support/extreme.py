@@ -125,6 +125,63 @@ def nlcg_oracle(
     return apart(w), base
 
 
+def ml_ncg_oracle(
+    decay: float, decays: dict[str, bool], *, update_rule: str = "FR", line_search: str = "Step", lars_lr: float = -1.0
+) -> tuple[Values, float]:
+    """Return the weights and base_lr by apple/ml-ncg 563b5e5 (ncg_core_tfop.py), with its names, step by step.
+
+    With lars_lr, parameters of zero norm keep their gradient, which the program sets to 0.
+    """
+    eps = 1e-8
+    variables = together(start())
+    h_diag = np.ones_like(variables)
+    d = s = g_old = np.zeros_like(variables)
+    rtd_new, base_lr = 0.0, 1.0
+    loss_ema = loss_ema_old = 0.0
+    for global_step in range(STEPS):
+        lr, weights = rate(global_step), apart(variables)
+        grads = decayed(weights, global_step, decay, decays)
+        if lars_lr > 0:
+            for name, v in weights.items():
+                if norm(v):
+                    grads[name] = lars_lr * norm(v) / (norm(grads[name]) + eps + 0.1 * lars_lr * norm(v)) * grads[name]
+        g = together(grads)
+        if global_step > 0:
+            y, p = g - g_old, d * (lr * base_lr)
+            ys, p_h_p = y @ p, p @ (h_diag * p)
+            if not (ys < eps or p_h_p < eps):
+                correction = (h_diag * p * p * h_diag + eps) / (p_h_p + eps)
+                h_diag = np.abs(h_diag - correction + (y * y + eps) / (ys + eps))
+        h_inverse = 1.0 / (h_diag + eps)
+        g_old, r = g, -g
+        s_new = h_inverse * r
+        rtd_old, rtd_new = rtd_new, r @ s_new
+        d_old = d
+        if global_step == 0:
+            d = s_new
+        else:
+            beta = (rtd_new - r @ s if update_rule == "PR" else rtd_new) / (rtd_old + eps)
+            d = s_new + min(max(beta, 0.0), 1.0) * d_old
+        s, applied = s_new, d
+        now = loss(global_step)
+        loss_ema = now if global_step == 0 else 0.7 * loss_ema + 0.3 * now
+        if global_step == 0:
+            loss_ema_old = now
+        elif line_search == "Online" or (line_search == "Step" and global_step % 5 == 0):
+            ratio = now / loss_ema if line_search == "Online" else loss_ema / loss_ema_old
+            growth = 1.02 if line_search == "Online" else 1.05
+            degrade, removed = table_row(ratio, 1.0, growth)
+            t_old = lr * base_lr
+            base_lr = max(base_lr * degrade, 1e-4) if ratio >= 1.01 else min(base_lr * degrade, 1.0)
+            t_new = lr * base_lr
+            if removed and t_new > eps:
+                applied = ((1.0 - removed) * t_new * d - removed * t_old * d_old) / t_new
+            if line_search == "Step":
+                loss_ema_old = loss_ema
+        variables = variables + lr * base_lr * applied
+    return apart(variables), base_lr
+
+
 def neumann_oracle(
     decay: float, decays: dict[str, bool], section: Any, sgd_updates: int, period: int, per_epoch: float
 ) -> tuple[Values, Values]:

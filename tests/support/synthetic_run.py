@@ -150,6 +150,7 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         "train_world_size": RANKS,
         "train_global_batch_size": RANKS * BATCH,
         "train_planned_steps": 9000,
+        "train_images_left": RANKS * BATCH * (9000 - 5 * active_seconds),
         "train_target_images_per_second": 700,
         "train_loss": 0.4 + 6 * math.exp(-at / 300),
         "train_learning_rate": 0.1 * (1 + math.cos(math.pi * at / LENGTH)),

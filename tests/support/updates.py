@@ -78,6 +78,28 @@ def momentum_oracle(
     return weights
 
 
+def google_lars_2018(decay: float, eta: float, eps: float, batch_norm: set[str], biases: set[str]) -> Values:
+    """Return the weights by the code that Google had public in 2018.
+
+    tensorflow/tpu f4fa4d7, resnet_main.py: loss = cross entropy + decay x the sum of w^2 / 2 over all variables but
+    batch norm's. tensorflow 5c8077a, lars_optimizer.py: ratio = eta |w| / (|gradient| + decay |w| + eps), 1 for batch
+    norm, biases and norms of 0; then m = momentum m + gradient and w = w - rate x ratio x m.
+    """
+    weights = {name: w.astype(np.float64) for name, w in start().items()}
+    slots = {name: np.zeros_like(w) for name, w in weights.items()}
+    for step in range(STEPS):
+        for name, cross_entropy in gradients(step).items():
+            w = weights[name]
+            gradient = cross_entropy.astype(np.float64) + (0.0 if name in batch_norm else decay * w)
+            w_norm, g_norm = np.sqrt(np.sum(w**2)), np.sqrt(np.sum(gradient**2))
+            ratio = 1.0
+            if name not in batch_norm | biases and w_norm > 0 and g_norm > 0:
+                ratio = eta * w_norm / (g_norm + decay * w_norm + eps)
+            slots[name] = momentum(step) * slots[name] + gradient
+            weights[name] = w - rate(step) * ratio * slots[name]
+    return weights
+
+
 def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: bool, adapts: Any) -> Values:
     weights = {name: w.astype(np.float64) for name, w in start().items()}
     m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))

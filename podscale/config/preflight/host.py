@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
+from podscale.config.batch_phases import largest_batch, largest_pass
 from podscale.config.checks import check_ranks
 from podscale.config.fields import input_error
 from podscale.config.run_config import RunConfig
@@ -113,7 +114,7 @@ def shared_memory_bytes(document: RunConfig, processes: int) -> int:
     section = document.input
     if section.loader == "synthetic":
         return 0
-    per_rank = document.train.global_batch // (processes * document.launch.nodes * document.train.accumulation)
+    per_rank = largest_pass(document.train).pass_images // (processes * document.launch.nodes)
     return processes * (section.prefetch + section.workers) * per_rank * 3 * max(document.training_sizes) ** 2
 
 
@@ -139,12 +140,12 @@ def _port_problems(document: RunConfig) -> Iterator[InputError]:
 def _count_problems(document: RunConfig, counts: dict[str, int], processes: int) -> Iterator[InputError]:
     if not counts:
         return
-    ranks, batch = processes * document.launch.nodes, document.train.global_batch
+    ranks, largest = processes * document.launch.nodes, largest_batch(document.train)
     train, validation = counts.get("train", 0), counts.get("validation", 0)
-    if train < batch:
+    if train < largest.global_batch:
         problem = f"larger than the training split of {train} images"
-        hint = f"Set train.global_batch to {train} or less."
-        yield InputError(problem, field="train.global_batch", got=batch, hint=hint)
+        hint = f"Set {largest.batch_option} to {train} or less."
+        yield InputError(problem, field=largest.batch_option, got=largest.global_batch, hint=hint)
     if min(train, validation) < ranks:
         problem = f"{ranks} ranks, but only {train} training and {validation} validation images"
         hint = f"Lower it to {max(1, min(train, validation))} or less, or give more images."

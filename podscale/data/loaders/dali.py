@@ -1,7 +1,8 @@
 """NVIDIA DALI loader: decodes only the crop, on the CPU or with the GPU's JPEG engine, from the mapped shards.
 
 DALI gets the crops from the batch plan and draws no random numbers. Decoded pixels equal PIL's on the CPU; resizing
-differs by about one gray level (DALI filters in float, PIL in fixed point).
+differs by about one gray level (DALI filters in float, PIL in fixed point), by more in the few pixels at the border
+(DALI repeats the image's outer pixels, PIL drops the weights outside).
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 from nvidia.dali.pipeline import Pipeline
 
+from podscale.config.data import Interpolation
 from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.loaders.base import BadRecordGuard, Batch
+
+INTERPOLATION_TYPES: dict[Interpolation, Any] = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
+"""DALI's filters; its cubic has PIL's a = -0.5, and both widen with the scale if antialiased."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class DaliLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         while start < stop:
             try:
-                for batch in self._run(start, self._batch_plan.steps_of_one_size(start, stop)):
+                for batch in self._run(start, self._batch_plan.end_of_shape(start, stop)):
                     start = batch.step + 1
                     yield batch
             except _BrokenPipeline:
@@ -71,7 +76,7 @@ class DaliLoader:
         self._pipeline = None
 
     def _run(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield batches of one image size, up to `stop` or to one that breaks the pipeline."""
+        """Yield batches of one shape, up to `stop` or to one that breaks the pipeline."""
         steps = iter(range(start, stop))
         window = deque(self._prepare_batch(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
         filled = [feed for feed in window if feed.records]
@@ -198,9 +203,16 @@ class DaliLoader:
                 adjust_orientation=False,  # PIL ignores EXIF's orientation too
                 **gpu_options,
             )
-            images = fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+            filter_type = INTERPOLATION_TYPES[self._batch_plan.interpolation]
+            images = fn.resize(images, size=size, interp_type=filter_type, antialias=True)
             images = fn.slice(
-                images, corner, [side, side], axes=[0, 1], normalized_anchor=False, normalized_shape=False
+                images,
+                corner,
+                [side, side],
+                axes=[0, 1],
+                normalized_anchor=False,
+                normalized_shape=False,
+                out_of_bounds_policy="pad",  # with black
             )
             pipeline.set_outputs(fn.flip(images, horizontal=flip))
         pipeline.build()

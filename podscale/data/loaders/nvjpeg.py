@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from podscale.config.data import Interpolation
 from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams
 from podscale.data.decode import BadRecord, decode
@@ -91,7 +92,7 @@ class NvjpegLoader:
         views = self._batch_plan.crops_of(request.step, rows, request.epochs)
         for slot, pixels in enumerate(decoded):
             assert pixels is not None
-            images[slot] = crop_and_resize(pixels, views[slot], size)
+            images[slot] = crop_and_resize(pixels, views[slot], size, self._batch_plan.interpolation)
         return replace(request, rows=rows), images
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
@@ -140,14 +141,19 @@ class NvjpegLoader:
                 return row, pixels
 
 
-def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
-    """Return the crop of a decoded image, uint8 [size, size, 3], from `pixels`, uint8 [3, height, width]."""
+def crop_and_resize(pixels: Tensor, crop: CropParams, size: int, interpolation: Interpolation) -> Tensor:
+    """Return the crop of a decoded image, uint8 [size, size, 3], from `pixels`, uint8 [3, height, width].
+
+    torch's antialiased bicubic filter is PIL's, with a = -0.5; the one without antialiasing has -0.75.
+    """
     part = pixels[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
     if part.shape[1:] != (crop.out_height, crop.out_width):
         shape = (crop.out_height, crop.out_width)
-        resized = F.interpolate(part[None].float(), shape, mode="bilinear", antialias=True)[0]
+        resized = F.interpolate(part[None].float(), shape, mode=interpolation, antialias=True)[0]
         part = resized.round_().clamp_(0, 255).to(torch.uint8)
-    square = part[:, crop.out_top : crop.out_top + size, crop.out_left : crop.out_left + size]
+    right, bottom = crop.out_left + size - crop.out_width, crop.out_top + size - crop.out_height
+    # Negative amounts cut, positive ones add black.
+    square = F.pad(part, (-crop.out_left, right, -crop.out_top, bottom))
     return (square.flip(2) if crop.flip else square).permute(1, 2, 0)
 
 

@@ -155,7 +155,7 @@ class PillowLoader:
     def _fill(self, pending: _PendingBatch, part: range) -> None:
         for slot in part:
             pixels, view = self._decode_or_substitute(pending, slot)
-            image = crop_and_resize(pixels, view, pending.size)
+            image = crop_and_resize(pixels, view, pending.size, self._batch_plan.interpolation)
             done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
             pending.images[slot] = done
 

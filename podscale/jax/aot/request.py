@@ -37,6 +37,8 @@ libtpu (which locks a file otherwise, because a TPU serves one process). The las
 COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
 FRAMEWORK_FREE = ("models/*.py", "training/param_layout.py", "config/batch_norm_groups.py")
 """Modules below the engine that a compiled step depends on; its other imports only read the document."""
+PROGRAM_INPUT_OPTIONS = {"image_size", "per_image_standardization", "mean", "std"}
+"""Options of the input section that a compiled step depends on."""
 SCHEDULE_STEPS = 2**16
 """Steps whose schedule takes 1 MiB on a device: runs that differ by less share a result."""
 
@@ -71,7 +73,7 @@ class CompileRequest:
         }
         return {
             "options": sections,
-            "input": self.config.input.model_dump(mode="json", include={"image_size", "mean", "std"}),
+            "input": self.config.input.model_dump(mode="json", include=PROGRAM_INPUT_OPTIONS),
             "topology": str(self.topology),
             "classes": self.classes,
             "schedule": -(-self.steps // SCHEDULE_STEPS),

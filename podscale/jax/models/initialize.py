@@ -14,15 +14,16 @@ from podscale.config import ModelSection
 from podscale.models.resnet import BASIC, BOTTLENECK, resnet_spec
 
 Values = npt.NDArray[Any]
-LAST_GAMMA = {BASIC: ".bn2.weight", BOTTLENECK: ".bn3.weight"}
-"""Suffix of the name of a block's last scale, by kind of block."""
+LAST_LAYER = {BASIC: "2.weight", BOTTLENECK: "3.weight"}
+"""Suffix of the names of a block's last convolution and batch norm, after `conv` or `bn`, by kind of block."""
 
 
 def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, Values], dict[str, Values]]:
     """Return initial parameters and running statistics, fp32, by the model spec's names.
 
     Residual networks: He's initialisation by fan-out, the last gamma of a block 0, the classifier N(0, 0.01) (Goyal
-    2017, 5.1). AlexNet: He's by fan-in, the classifier N(0, 0.01). Biases are 0.
+    2017, 5.1). Pre-activated blocks end in a convolution, whose weights are 0 instead. AlexNet: He's by fan-in, the
+    classifier N(0, 0.01). Biases are 0.
     """
     spec = models.model_spec(model, classes)
     parameters = {
@@ -34,11 +35,13 @@ def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, 
 
 
 def _initial_values(parameter: models.ParamSpec, model: ModelSection, generator: np.random.Generator) -> Values:
+    if _starts_at_zero(parameter, model):
+        return np.zeros(parameter.shape, np.float32)
     if parameter.role == "weight":
         values = generator.standard_normal(parameter.shape, np.float32)
         return values * np.float32(_standard_deviation(parameter, model))
     scales = parameter.role == "norm" and parameter.name.endswith(".weight")
-    return _filled(parameter.shape, scales and not _is_last_gamma(parameter, model))
+    return _filled(parameter.shape, scales)
 
 
 def _filled(shape: models.Shape, ones: bool) -> Values:
@@ -53,8 +56,10 @@ def _standard_deviation(parameter: models.ParamSpec, model: ModelSection) -> flo
     return sqrt(2.0 / (fan * prod(window)))
 
 
-def _is_last_gamma(parameter: models.ParamSpec, model: ModelSection) -> bool:
+def _starts_at_zero(parameter: models.ParamSpec, model: ModelSection) -> bool:
+    """Return True for the scale, or the convolution of a pre-activated block, that ends a residual branch."""
     if model.name == models.ALEXNET or not model.zero_init_last_gamma:
         return False
-    last = LAST_GAMMA[resnet_spec(model).block]
+    network = resnet_spec(model)
+    last = f".{'conv' if network.is_preactivated else 'bn'}{LAST_LAYER[network.block]}"
     return parameter.name.startswith("layer") and parameter.name.endswith(last)

@@ -2,6 +2,7 @@
 
 ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 if a norm is zero;  d = g + weight_decay * w
 unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
+With `norm_of_sum` the denominator is |d| + eps, with `l2_in_loss` |d| + weight_decay * |w| + eps.
 `podscale.pytorch.optim.lars` has the table of runs and their variants.
 """
 
@@ -15,7 +16,7 @@ from podscale.jax.flat_buffers import Buckets
 from podscale.jax.optim.base import HyperParams, Optimizer, OptimizerResult, OptState, ParamShard
 from podscale.jax.optim.sgd import MomentumForm, MomentumUpdate, add_weight_decay
 
-TrustForm = Literal["sum_of_norms", "norm_of_sum"]
+TrustForm = Literal["sum_of_norms", "norm_of_sum", "l2_in_loss"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Lars(Optimizer):
         finite: Array,
     ) -> OptimizerResult:
         directions = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
-        finite, (w, g) = shard.norms(finite, weights, directions if self.trust == "norm_of_sum" else gradients)
+        finite, (w, g) = shard.norms(finite, weights, gradients if self.trust == "sum_of_norms" else directions)
         ratio = self._trust_ratio(shard, w, g, hyper)
         momentum = MomentumUpdate(self.form, self.nesterov)
         return momentum.step(shard, weights, directions, opt_state, hyper, finite, ratio)
@@ -51,7 +52,7 @@ class Lars(Optimizer):
     def _trust_ratio(self, shard: ParamShard, w: Array, g: Array, hyper: HyperParams) -> Array:
         """Return the trust ratio of each array, fp32 [arrays], from the norms of weights and gradients."""
         denominator = g + self.eps
-        if self.trust == "sum_of_norms":
+        if self.trust != "norm_of_sum":
             denominator += hyper.weight_decay * shard.uses_weight_decay * w
         ratio = jnp.where((w > 0) & (g > 0), self.trust_coefficient * w / denominator, 1.0)
         if self.clip:

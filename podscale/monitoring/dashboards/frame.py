@@ -88,9 +88,8 @@ IMAGES = rate_query("train_images", BY_RUN)
 IMAGES_PER_RANK = f"{IMAGES} / {max_query('train_world_size', BY_RUN)}"
 FLOPS = rate_query("train_model_flops", BY_RUN)
 MFU = f"{FLOPS} / sum by ({BY_RUN}) ({series_selector('train_peak_flops')})"
-STEPS = f"max by ({BY_RUN}) (rate({series_selector('train_steps')}[{RATE_INTERVAL}]))"
 SECONDS_LEFT = (
-    f"({max_query('train_planned_steps', BY_RUN)} - {max_query('train_completed_steps', BY_RUN)}) / ({STEPS} > 0)"
+    f"{max_query('train_images_left', BY_RUN)} / ({IMAGES} > 0)"
     f" unless on ({BY_RUN}) {max_query('train_done', BY_RUN)} == 1"
 )
 PROGRESS = f"{max_query('train_completed_steps', BY_RUN)} / {max_query('train_planned_steps', BY_RUN)}"

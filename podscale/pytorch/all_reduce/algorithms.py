@@ -55,7 +55,7 @@ class AllReduce(Protocol):
 class ShardedAllReduce(AllReduce, Protocol):
     """All-reduce that offers its two halves: reduce-scatter and all-gather.
 
-    An optimizer can then step one shard and gather weights instead of gradients (Kumar 2019, section 3). The length of
+    An optimizer can then step one shard and gather weights instead of gradients (Kumar 2019; Xu 2020). The length of
     a bucket must be a multiple of `shards`. Ranks with the same `shard` hold the same bits of it.
     """
 

@@ -1,4 +1,4 @@
-"""Batch norm with statistics over a group of ranks, a rank's batch, or parts of it (Ying 2018, section 3.4)."""
+"""Batch norm with statistics over a group of ranks, a rank's batch, or parts of it (Ying 2018)."""
 
 from podscale.pytorch.batch_norm.layer import BatchNorm, assign_batch_norm_groups
 

@@ -169,9 +169,13 @@ def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNo
     """Set the statistics group of every batch norm of `model`. Every rank must call this at the same time.
 
     A group has its own communicator, since its messages run while another thread averages gradients. Groups are
-    consecutive ranks, so that results do not depend on the nodes. Logs a warning if a group spans nodes.
+    consecutive ranks, so that results do not depend on the nodes. Logs a warning if a group spans nodes. A later call
+    with groups of the same size keeps the communicator.
     """
     layers = _batch_norm_layers(model)
+    before = next((layer.group for layer in layers), None)
+    if before is not None and before.size() == norm_group.ranks:
+        return
     group = world.consecutive_group(norm_group.ranks) if norm_group.ranks > 1 else None
     for layer in layers:
         layer.group, layer.part_size = group, None if group else norm_group.images

@@ -2,8 +2,14 @@
 
 The bottleneck is that of version 1.5, which strides in its 3x3 convolution. Modules have torchvision's names, so
 weights can be loaded in both directions. Blur pooling blurs images before a strided convolution (anti-aliasing).
+
+Pre-activated networks (`model.block: v2`) are those of TensorFlow's official models. Their first convolution has no
+batch norm. The first block of a stage activates its input before the shortcut, which projects without batch norm.
+The other shortcuts are identities. torchvision has no such networks, so the names follow the same scheme: bn1 is before
+conv1, and bn_last before the classifier.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -11,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.models.resnet import BASIC, EXPANSION, ResNetSpec, resnet_spec
+from podscale.models.resnet import BASIC, EXPANSION, LAST_NORM, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models.stem import Stem
 
@@ -34,7 +40,9 @@ class ResNet(nn.Module):
         super().__init__()
         builder, channels = BlockBuilder(spec, norm, depth_rate), spec.channels
         self.conv1 = Stem(channels, *spec.stem)
-        self.bn1 = norm(channels)
+        self.is_preactivated = spec.is_preactivated
+        if not self.is_preactivated:
+            self.bn1 = norm(channels)
         self.maxpool = nn.Identity() if spec.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
         self.stages = [f"layer{number}" for number, _ in enumerate(spec.depths, start=1)]
         inputs = channels
@@ -42,6 +50,8 @@ class ResNet(nn.Module):
             inner = channels * 2**number
             self.add_module(name, builder.build_stage(inputs, inner, depth, 2 if number else 1))
             inputs = inner * EXPANSION[spec.block]
+        if self.is_preactivated:
+            self.add_module(LAST_NORM, norm(inputs))
         self.fc = nn.Linear(inputs, classes)
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
@@ -54,14 +64,23 @@ class ResNet(nn.Module):
         return x
 
     def forward_stem(self, x: Tensor) -> Tensor:
-        return self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))  # type: ignore[no-any-return]
+        x = self.conv1(x)
+        if not self.is_preactivated:
+            x = F.relu(self.bn1(x), inplace=True)
+        return self.maxpool(x)  # type: ignore[no-any-return]
 
     def forward_head(self, x: Tensor) -> Tensor:
+        if self.is_preactivated:
+            x = F.relu(self.bn_last(x), inplace=True)
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
 def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
-    """Initialise by He's fan-out; the last gamma of a block is 0 and the classifier N(0, 0.01) (Goyal 2017, 5.1)."""
+    """Initialise by He's fan-out; the last gamma of a block is 0 and the classifier N(0, 0.01) (Goyal 2017, 5.1).
+
+    The branch of a pre-activated block ends in a convolution, whose weights are 0 instead: with a gamma of 0 before the
+    last ReLU, no parameter of the branch would have a gradient.
+    """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -71,6 +90,9 @@ def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
         elif isinstance(module, BasicBlock | Bottleneck) and zero_init_last_gamma:
             last_norm = module.bn2 if isinstance(module, BasicBlock) else module.bn3
             nn.init.zeros_(last_norm.weight)  # type: ignore[arg-type]
+    for module in network.modules():  # after all convolutions are initialised
+        if isinstance(module, PreactivatedBlock) and zero_init_last_gamma:
+            nn.init.zeros_(module.last_convolution.weight)
 
 
 class BlockBuilder:
@@ -89,13 +111,14 @@ class BlockBuilder:
             kind = SubsampledConv
         return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
-    def build_shortcut(self, inputs: int, outputs: int, stride: int) -> nn.Module:
-        """Build the identity if shapes agree, else the shortcut of the spec."""
-        if stride == 1 and inputs == outputs:
+    def build_shortcut(self, inputs: int, outputs: int, stride: int, *, is_first: bool = False) -> nn.Module:
+        """Build the identity, or the shortcut of the spec if shapes differ; `is_first` in its stage."""
+        if not self.spec.changes_shortcut(inputs, outputs, stride, is_first=is_first):
             return nn.Identity()
         if self.spec.shortcut == "padding":
             return PaddedShortcut(stride, outputs - inputs)
-        return nn.Sequential(self.build_conv(inputs, outputs, 1, stride), self.norm(outputs))
+        norms = () if self.spec.is_preactivated else (self.norm(outputs),)
+        return nn.Sequential(self.build_conv(inputs, outputs, 1, stride), *norms)
 
     def build_drop_path(self) -> nn.Module:
         """Build the stochastic depth of the next block, whose rate grows with depth."""
@@ -105,10 +128,16 @@ class BlockBuilder:
 
     def build_stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
         """Build `depth` blocks, of which the first one strides."""
+        outputs = inner * EXPANSION[self.spec.block]
+        if self.spec.is_preactivated:
+            kind = PreactivatedBasicBlock if self.spec.block == BASIC else PreactivatedBottleneck
+            return nn.Sequential(
+                kind(inputs, inner, stride, self, is_first=True),
+                *(kind(outputs, inner, 1, self, is_first=False) for _ in range(depth - 1)),
+            )
         block = BasicBlock if self.spec.block == BASIC else Bottleneck
         first = block(inputs, inner, stride, self)
-        rest = [block(inner * EXPANSION[self.spec.block], inner, 1, self) for _ in range(depth - 1)]
-        return nn.Sequential(first, *rest)
+        return nn.Sequential(first, *(block(outputs, inner, 1, self) for _ in range(depth - 1)))
 
 
 class BasicBlock(nn.Module):
@@ -149,6 +178,75 @@ class Bottleneck(nn.Module):
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
         y = self.branch(self.bn3(self.conv3(y)))
         return F.relu(y + self.downsample(x), inplace=True)
+
+
+class PreactivatedBlock(nn.Module, ABC):
+    """Block of He 2016: batch norm and ReLU before each convolution, and nothing after the sum.
+
+    The first block of a stage activates its input before it splits into branch and shortcut; in the others the shortcut
+    is the input itself.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, builder: BlockBuilder, *, is_first: bool) -> None:
+        super().__init__()
+        self.activates_shortcut = is_first
+        self.bn1 = builder.norm(inputs)
+        self.branch = builder.build_drop_path()
+        self.downsample = builder.build_shortcut(inputs, outputs, stride, is_first=is_first)
+
+    @property
+    @abstractmethod
+    def last_convolution(self) -> nn.Conv2d:
+        """Convolution that ends the branch."""
+
+    @abstractmethod
+    def forward_branch(self, y: Tensor) -> Tensor:
+        """Map the activated input `y` [n, channels, height, width] to the branch's output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(x), inplace=True)
+        shortcut = self.downsample(y if self.activates_shortcut else x)
+        return self.branch(self.forward_branch(y)) + shortcut  # type: ignore[no-any-return]
+
+
+class PreactivatedBasicBlock(PreactivatedBlock):
+    """Two 3x3 convolutions and the shortcut."""
+
+    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder, *, is_first: bool) -> None:
+        super().__init__(inputs, inner, stride, builder, is_first=is_first)
+        self.conv1 = builder.build_conv(inputs, inner, 3, stride)
+        self.bn2 = builder.norm(inner)
+        self.conv2 = builder.build_conv(inner, inner, 3)
+
+    @property
+    def last_convolution(self) -> nn.Conv2d:
+        return self.conv2
+
+    def forward_branch(self, y: Tensor) -> Tensor:
+        y = F.relu(self.bn2(self.conv1(y)), inplace=True)
+        return self.conv2(y)  # type: ignore[no-any-return]
+
+
+class PreactivatedBottleneck(PreactivatedBlock):
+    """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
+
+    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder, *, is_first: bool) -> None:
+        outputs = inner * EXPANSION[builder.spec.block]
+        super().__init__(inputs, outputs, stride, builder, is_first=is_first)
+        self.conv1 = builder.build_conv(inputs, inner, 1)
+        self.bn2 = builder.norm(inner)
+        self.conv2 = builder.build_conv(inner, inner, 3, stride)
+        self.bn3 = builder.norm(inner)
+        self.conv3 = builder.build_conv(inner, outputs, 1)
+
+    @property
+    def last_convolution(self) -> nn.Conv2d:
+        return self.conv3
+
+    def forward_branch(self, y: Tensor) -> Tensor:
+        y = F.relu(self.bn2(self.conv1(y)), inplace=True)
+        y = F.relu(self.bn3(self.conv2(y)), inplace=True)
+        return self.conv3(y)  # type: ignore[no-any-return]
 
 
 class BlurredConv(nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Preconditioned nonlinear conjugate gradient (Adya 2018), as in the authors' program (apple/ml-ncg).
+"""Preconditioned nonlinear conjugate gradient (Adya 2018), after the authors' program (apple/ml-ncg 563b5e5).
 
 All parameters are one vector w, g is the gradient of the loss and of the L2 decay, t = learning rate * base rate:
 
@@ -11,6 +11,11 @@ All parameters are one vector w, g is the gradient of the loss and of the L2 dec
 3. Step size, without evaluating the loss again: if it has risen, the base rate shrinks by the table below, and a
    fraction c of the last direction is taken back:  d = ((1 - c) t d - c t_old d_old) / t.
 4. w = w + t d.
+
+The variant `released` has the program's own previous step, which is not the displacement: t_old is the learning rate of
+the present step times the base rate before line 3, and d_old is the direction of line 2, before line 3 changed it.
+Nothing is taken back if t is at most eps. In mode `online`, the program updates the average before the comparison.
+Without a change of the rate both variants agree as long as line 3 takes nothing back.
 
 Each line is a pass over the memory, because its factors need sums over the results of the line before: 19 reads and
 writes of a value in all. If a step is masked, its factors change nothing. In the end g holds g / (h + eps).
@@ -66,7 +71,10 @@ class Nlcg(Optimizer):
         self.moments = {"curvature": shard.zeros().fill_(1.0), "direction": shard.zeros(), "gradient": shard.zeros()}
         if section.beta == "polak_ribiere":
             self.moments["descent"] = shard.zeros()
-        self._rate_control = LossRateControl(section.step, section.tolerance, shard.device)
+        self._is_released = section.variant == "released"
+        self._rate_control = LossRateControl(
+            section.step, section.tolerance, shard.device, updates_first=self._is_released
+        )
         self._steps, self._rho, self._old_rate = (torch.zeros((), device=shard.device) for _ in range(3))
         self.scalars = {"updates": self._steps, "rho": self._rho, "moved": self._old_rate}
         self.scalars |= self._rate_control.scalars
@@ -82,24 +90,46 @@ class Nlcg(Optimizer):
         # Memory for intermediate values of a part, allocated once: fresh pages cost more than the operations.
         scratch = self._shard.weights.new_empty(2, max((len(part.g) for part in self._parts), default=0))
         finite, (y_d, d_hd, r_s_old) = self._products(finite, scratch[0])
-        rho = self._precondition(finite, y_d * self._old_rate, d_hd * self._old_rate.square(), scratch)
+        old_rate = hyper.learning_rate * self._rate_control.base if self._is_released else self._old_rate
+        rho = self._precondition(finite, y_d, d_hd, old_rate, scratch)
         beta = ((rho - r_s_old) / (self._rho + EPS)).clamp(0.0, 1.0)
         beta = torch.where(self._is_due(self._section.restart_every), 0.0, beta)
         base_rate, taken_back = self._rate_control(hyper.loss, self._steps, finite)
         t = hyper.learning_rate * base_rate
-        reverse = torch.where(t > 0, taken_back * self._old_rate / t, 0.0)
-        d_factor = torch.where(finite, (1.0 - taken_back) * beta - reverse, 1.0).float()
-        g_factor = torch.where(finite, taken_back - 1.0, 0.0)
-        w_factor, is_applied = torch.where(finite, t, 0.0), finite.float()
+        if self._is_released:
+            self._move_and_keep_direction(beta, taken_back, t, old_rate, finite)
+        else:
+            self._move(beta, taken_back, t, finite)
         for part in self._parts:
-            part.d.mul_(d_factor).addcmul_(part.g, g_factor)  # lines 2 and 3
-            part.w.addcmul_(part.d, w_factor)
             if part.s_old is not None:
-                part.s_old.lerp_(part.g.neg_(), is_applied)
+                part.s_old.lerp_(part.g.neg_(), finite.float())
         copy_where_finite(finite, self._rho, rho.float())
         copy_where_finite(finite, self._old_rate, t)
         self._steps += finite
         return finite
+
+    def _move(self, beta: Tensor, taken_back: Tensor, t: Tensor, finite: Tensor) -> None:
+        """Run lines 2 to 4. All are scalars."""
+        reverse = torch.where(t > 0, taken_back * self._old_rate / t, 0.0)
+        d_factor = torch.where(finite, (1.0 - taken_back) * beta - reverse, 1.0).float()
+        g_factor = torch.where(finite, taken_back - 1.0, 0.0)
+        w_factor = torch.where(finite, t, 0.0)
+        for part in self._parts:
+            part.d.mul_(d_factor).addcmul_(part.g, g_factor)
+            part.w.addcmul_(part.d, w_factor)
+
+    def _move_and_keep_direction(
+        self, beta: Tensor, taken_back: Tensor, t: Tensor, old_rate: Tensor, finite: Tensor
+    ) -> None:
+        """Run lines 2 to 4 of the variant `released`, whose d keeps the direction of line 2. All are scalars."""
+        taken_back = torch.where(t > EPS, taken_back, 0.0)
+        old_factor = torch.where(finite, -taken_back * old_rate, 0.0)
+        new_factor = torch.where(finite, (1.0 - taken_back) * t, 0.0)
+        d_factor, g_factor = torch.where(finite, beta, 1.0).float(), -finite.float()
+        for part in self._parts:
+            part.w.addcmul_(part.d, old_factor)
+            part.d.mul_(d_factor).addcmul_(part.g, g_factor)
+            part.w.addcmul_(part.d, new_factor)
 
     def _products(self, finite: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether all ranks are finite, and <y, d_old>, <d_old, h d_old> and <r, s_old> (0 without s_old)."""
@@ -116,15 +146,16 @@ class Nlcg(Optimizer):
         finite, (products,) = self._shard.sum_over_ranks(finite, local)
         return finite, products
 
-    def _precondition(self, finite: Tensor, y_p: Tensor, p_hp: Tensor, scratch: Tensor) -> Tensor:
-        """Run line 1 from <y, p> and <p, h p>; returns rho. Replaces g by g / (h + eps), and g_old by g.
+    def _precondition(self, finite: Tensor, y_d: Tensor, d_hd: Tensor, old_rate: Tensor, scratch: Tensor) -> Tensor:
+        """Run line 1 from <y, d_old>, <d_old, h d_old> and t_old; returns rho. Replaces g by g / (h + eps), g_old by g.
 
         With a = -t_old^2 / (<p, h p> + eps), b = 1 / (<y, p> + eps) and c the sum of the terms with eps,
         h = |h + a (h d_old)^2 + b y^2 + c|. If h is not to change, a, b and c are 0.
         """
+        y_p, p_hp = y_d * old_rate, d_hd * old_rate.square()
         forgets = finite & self._is_due(self._section.forget_every)
         changes = finite & ~forgets & (y_p >= EPS) & (p_hp >= EPS)
-        a = torch.where(changes, -self._old_rate.square() / (p_hp + EPS), 0.0).float()
+        a = torch.where(changes, -old_rate.square() / (p_hp + EPS), 0.0).float()
         b = torch.where(changes, 1.0 / (y_p + EPS), 0.0).float()
         c = torch.where(changes, EPS / (y_p + EPS) - EPS / (p_hp + EPS), 0.0).float()
         is_applied, remembers = finite.float(), (~forgets).float()
@@ -170,16 +201,24 @@ class Nlcg(Optimizer):
 
 
 class LossRateControl:
-    """Line 3 of the module's docstring: base rate and fraction of the last direction to take back, from the loss."""
+    """Line 3 of the module's docstring: base rate and fraction of the last direction to take back, from the loss.
 
-    def __init__(self, mode: RateMode, tolerance: float, device: torch.device) -> None:
-        self._mode = mode
+    If `updates_first`, mode `online` compares with the average that includes the loss of the step.
+    """
+
+    def __init__(self, mode: RateMode, tolerance: float, device: torch.device, *, updates_first: bool = False) -> None:
+        self._mode, self._updates_first = mode, updates_first
         self._base = torch.full((), MAX_BASE_RATE, device=device)
         self._average, self._before = torch.zeros((), device=device), torch.zeros((), device=device)
         self.scalars = {"base_rate": self._base, "loss_average": self._average, "loss_before": self._before}
         self._rises = torch.tensor([1.0 + tolerance * rise for rise in RISES], device=device)
         self._factors = torch.tensor([GROWTH.get(mode, 1.0), *SHRINKS], device=device)
         self._fractions = torch.tensor(TAKE_BACK_FRACTIONS, device=device)
+
+    @property
+    def base(self) -> Tensor:
+        """Base rate after the last step, fp32 scalar, which a step changes in place."""
+        return self._base
 
     def __call__(self, loss: Tensor, step: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
         """Return base rate and fraction of `step`, from 0; masked steps do not count."""
@@ -190,7 +229,7 @@ class LossRateControl:
         if self._mode == "step":
             is_compared, rise = torch.remainder(step, COMPARE_EVERY_STEPS) == 0, average / self._before
         else:
-            is_compared, rise = torch.ones_like(is_first), loss / self._average
+            is_compared, rise = torch.ones_like(is_first), loss / (average if self._updates_first else self._average)
         is_compared = is_compared & ~is_first
         row = (rise > self._rises).sum().view(1)  # a Python index would wait for the device
         factor, fraction = self._factors.index_select(0, row)[0], self._fractions.index_select(0, row)[0]

@@ -41,9 +41,14 @@ BACKGROUND_STYLE = (
     "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
     "svg text.readable{stroke:var(--bg)}"
 )
-COLUMN_TITLES = {"learning_rate": "Learning rate", "momentum": "Momentum", "weight_decay": "Weight decay"}
-COLUMN_COLOURS = {"learning_rate": 4, "momentum": 1, "weight_decay": 2}
-assert list(COLUMN_TITLES) == list(schedules.COLUMNS)
+COLUMN_TITLES = {
+    "learning_rate": "Learning rate",
+    "momentum": "Momentum",
+    "weight_decay": "Weight decay",
+    "global_batch": "Global batch",
+}
+COLUMN_COLOURS = {"learning_rate": 4, "momentum": 1, "weight_decay": 2, "global_batch": 3}
+assert list(COLUMN_TITLES) == list(schedules.PLOT_COLUMNS)
 
 Curves = dict[str, list[tuple[float, float]]]
 """Points (epoch, value) by schedule column."""
@@ -137,7 +142,7 @@ def schedule_curves(train: TrainSection, samples: int) -> Curves:
     epochs, table = schedules.sample_for_plot(train, samples)
     curves = {
         name: list(zip(epochs.tolist(), table[:, number].tolist(), strict=True))
-        for number, name in enumerate(schedules.COLUMNS)
+        for number, name in enumerate(schedules.PLOT_COLUMNS)
     }
     changing = (name for name, points in curves.items() if len({value for _, value in points}) > 1)
     return {name: curves[name] for name in dict.fromkeys(["learning_rate", *changing])}

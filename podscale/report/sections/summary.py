@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from podscale.config.batch_phases import format_batches
 from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
 from podscale.report import markup
 from podscale.report.markup import Markup, fact_table, note, section_tag, table, table_row, tag
@@ -24,10 +25,10 @@ def headline(data: ReportData) -> Markup:
     if config is not None:
         subtitle = (
             f"{config.model.name} on {config.data.source}, {config.train.epochs:g} epochs in batches of "
-            f"{config.train.global_batch} with {config.train.optimizer.name.upper()} in {config.train.precision}"
+            f"{format_batches(config.train)} with {config.train.optimizer.name.upper()} in {config.train.precision}"
         )
     low, high = scores.top1_interval if scores else (0.0, 0.0)
-    rate = data.history.images_per_second(config.train.global_batch) if config else None
+    rate = data.history.images_per_second() if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
         _headline_tile(
@@ -112,7 +113,7 @@ def _claim_table(data: ReportData) -> Claim | None:
     seconds = (
         data.history.seconds if trained is not None and trained.is_done else None
     )  # an incomplete training has no comparable time
-    return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
+    return compare_claim(data.config, None, seconds, data.history.images_per_second())
 
 
 def _hardware_text(data: ReportData) -> str:

@@ -39,6 +39,8 @@ def recorded(session: PyTorchTrainer, weights: dict[int, Values]) -> None:
     step, state = session.step, session.state
 
     class Recording:
+        set_accumulation = step.set_accumulation
+
         def seek(self, number: int) -> None:
             step.seek(number)
             weights[number] = state.model_arrays()

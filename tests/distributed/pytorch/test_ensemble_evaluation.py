@@ -189,6 +189,8 @@ def test_any_models_can_form_an_ensemble(trained: tuple[RunConfig, Path], tmp_pa
         ({"classes": ["ant", "bee", "cat", "eel"]}, "class 3 is 'eel' against 'dog'"),
         ({"classes": ["ant", "bee", "cat"]}, "3 against 4, class 3 is 'nothing' against 'dog'"),
         ({"preprocessing": {"image_size": 32}}, "image_size 32 against 16"),
+        ({"preprocessing": {"interpolation": "bicubic"}}, "interpolation bicubic against bilinear"),
+        ({"preprocessing": {"per_image_standardization": True}}, "per_image_standardization True against False"),
         ({"preprocessing": {"mean": [0, 0, 0]}}, r"mean \[0, 0, 0\] against"),
         ({"architecture": {"name": "vgg"}}, "not the description of a model"),
         (None, "there is no model here"),

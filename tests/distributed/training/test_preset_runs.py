@@ -39,7 +39,12 @@ SMALL = [
     "launch={timeout_seconds: 60}",
 ]
 OWN = {
-    "adya2018-cifar100-16k": ["train.schedule.milestones=[2, 3]"],
+    "adya2018-cifar100-16k": [
+        "train.schedule.milestones=[2, 3]",
+        "model.block=v2",
+        "input.crop={padding: 4}",
+        "input.per_image_standardization=true",
+    ],
     "rsb-a2": ["data.format=auto", "model.name=resnet18", "model.stem=small", "model.stochastic_depth=0.5"],
     "torchvision-v2": ["data.format=auto", "model.name=resnet18", "model.stem=small", "train.ema.every_steps=2"],
 }

@@ -40,6 +40,7 @@ def before_every_step(session: PyTorchTrainer, act: Callable[[Any], None]) -> No
 
     class Disturbed:
         seek = step.seek
+        set_accumulation = step.set_accumulation
 
         def __call__(self, batch: Any, phase: Any) -> Any:
             act(batch)

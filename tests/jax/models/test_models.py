@@ -73,16 +73,21 @@ def compare_outputs(
             np.testing.assert_allclose(outputs, network(of_images), rtol=1e-4, atol=1e-4)
 
 
+ALEXNETS = ["alexnet", "alexnet of one tower"]
+
+
 @pytest.mark.parametrize(
     ("model", "side"),
     [
         (section("resnet18"), 33),
         (section("resnet50", stem="small"), 8),
         (section("resnet20", width=64, blurpool=True), 9),
+        (section("resnet20", block="v2"), 9),
+        (section("resnet50", block="v2"), 33),
         (section("alexnet", alexnet={"groups": 2, "dropout": 0.0}), 63),
         (section("alexnet", alexnet={"groups": 1, "dropout": 0.0, "convolution_norm": False}), 224),
     ],
-    ids=["resnet18", "resnet50 with small stem", "resnet20 with blur", "alexnet", "alexnet of one tower"],
+    ids=["resnet18", "resnet50 with small stem", "resnet20 with blur", "resnet20 v2", "resnet50 v2", *ALEXNETS],
 )
 def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side: int, tmp_path: Path) -> None:
     """Outputs are compared in fp32, gradients and running statistics in fp64, in which rounding hides no difference."""
@@ -152,10 +157,14 @@ def test_parameter_counts(name: str, count: int) -> None:
     assert {name: array.shape for name, array in statistics.items()} == {b.name: b.shape for b in spec.buffers}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "alexnet"])
-def test_initial_weights_have_torchs_distributions(name: str) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "resnet18"}, {"name": "resnet50"}, {"name": "resnet50", "block": "v2"}, {"name": "alexnet"}],
+    ids=["resnet18", "resnet50", "resnet50 v2", "alexnet"],
+)
+def test_initial_weights_have_torchs_distributions(model: Any) -> None:
     """Zeros and ones are in the same places, and standard deviations are equal."""
-    model = ModelSection.model_validate({"name": name, "width": 16})
+    model = ModelSection.model_validate({**model, "width": 16})
     parameters, statistics = initialise(model, CLASSES, seed=1)
     torch.manual_seed(0)
     network = build_torch_model(model, CLASSES)

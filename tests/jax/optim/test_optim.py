@@ -42,6 +42,7 @@ from tests.support.updates import (
     STEPS,
     Values,
     compare,
+    google_lars_2018,
     gradients,
     lamb_oracle,
     momentum,
@@ -150,6 +151,14 @@ def test_lars_follows_its_oracle(
     optimizer = Lars(nesterov=nesterov, trust_coefficient=0.05, eps=eps, trust=trust, form=form, clip=clip)
     want = momentum_oracle(ratio_of, form, nesterov, decay, decays, adapts)
     compare(trained(optimizer, decay, treated(decays, adapts)), want)
+
+
+def test_lars_follows_googles_code_of_2018() -> None:
+    decays = {name: name != "gamma" for name in SHAPES}
+    adapts = {name: name not in ("gamma", "zero") for name in SHAPES}  # "zero" is the bias, which starts at 0
+    optimizer = Lars(nesterov=False, trust_coefficient=0.05, eps=0.1, trust="l2_in_loss", form="scaled")
+    want = google_lars_2018(0.05, 0.05, 0.1, {"gamma"}, {"zero"})
+    compare(trained(optimizer, 0.05, treated(decays, adapts)), want)
 
 
 @pytest.mark.parametrize(

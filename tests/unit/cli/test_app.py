@@ -148,6 +148,8 @@ def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, mo
     for part in ("2 processes", "701,466 parameters", "epochs of batches of 64", "per process", "train       to do"):
         assert part in printed
     assert list(tmp_path.iterdir()) == []
+    assert main(["run", "--dry-run", "--set", "train.phases=[{start: 3, global_batch: 128}]"]) == 0
+    assert "batches of 64, then 128 from epoch 3" in capsys.readouterr().out
     assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
     (problem,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  - ")]
     assert "data.source" in problem

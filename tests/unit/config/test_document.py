@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podscale.config import RunConfig, dumps, load, loads
+from podscale.config import RunConfig, dumps, load, loads, result_values
+from podscale.config.fields import FieldClass
+from podscale.config.identity import field_values
 from podscale.config.yaml_reader import NotYaml
 from podscale.errors import ABSENT, ExitCode, InputError, InputErrors
 from tests.support.refusals import refused
@@ -296,6 +298,25 @@ def test_invalid_phases_are_located_by_line(first, second, warmup, location, fie
     assert refusal.error.location == location
 
 
+@pytest.mark.parametrize("power", [0, -0.5])
+def test_a_warm_up_of_no_power_is_refused(power):
+    for where in ("train.schedule", "train.phases.0.schedule"):
+        prefix = "train: {phases: [{start: 2, schedule: " if "phases" in where else "train: {schedule: "
+        suffix = "}]}" if "phases" in where else "}"
+        error = refusal(f"{prefix}{{warmup_power: {power}}}{suffix}")
+        assert (error.field, error.got) == (f"{where}.warmup_power", power)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "got"),
+    [("{offset: 91}", 91), ("{offset: 1, every_epochs: 0}", 1), ("{offset: -1}", -1)],
+)
+def test_an_offset_of_the_evaluation_lies_within_the_run(evaluate, got):
+    error = refusal(f"evaluate: {evaluate}")
+    assert (error.field, error.got) == ("evaluate.offset", got)
+    loads("evaluate: {offset: 90, every_epochs: 4}")
+
+
 def test_momentum_is_not_corrected_twice():
     error = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
     assert error.field == "train.schedule.momentum_correction"
@@ -318,6 +339,47 @@ def test_phases_are_read_written_and_suggested():
         loads(text.replace("warmup_epochs", "warmup"))
 
 
+def phases_of(*entries, **train):
+    listed = ", ".join("{" + ", ".join(f"{name}: {value}" for name, value in entry.items()) + "}" for entry in entries)
+    options = "".join(f", {name}: {value}" for name, value in train.items())
+    return f"train: {{epochs: 9, phases: [{listed}]{options}}}"
+
+
+def test_a_batch_that_no_mesh_divides_is_named_by_its_phase():
+    later = {"start": 4, "global_batch": 1000}
+    loads(phases_of({"start": 2}, later), overrides=["launch.processes=8"])
+    for processes, option in ((16, "train.phases.1.global_batch"), (24, "train.global_batch")):
+        with refused("ranks", field=option):
+            loads(phases_of({"start": 2}, later), overrides=[f"launch.processes={processes}"])
+    with refused("accumulation", field="train.phases.1.global_batch", got=1000):
+        loads(phases_of({"start": 2}, later, accumulation=64))
+    with refused("accumulation", field="train.phases.0.global_batch", got=256):
+        loads(phases_of({"start": 2, "accumulation": 3, "global_batch": 256}))
+    loads(phases_of({"start": 2, "accumulation": 3, "global_batch": 258}))
+
+
+@pytest.mark.parametrize("batch", [0, -8, 2.5])
+def test_a_phase_of_no_batch_is_refused(batch):
+    assert refusal(phases_of({"start": 2, "global_batch": batch})).field == "train.phases.0.global_batch"
+
+
+def test_what_a_batch_of_a_phase_must_divide():
+    with refused("train.phases.0.global_batch 100", field="model.batch_norm.span", got=64):
+        loads("model: {batch_norm: {span: 64}}\n" + phases_of({"start": 2, "global_batch": 100}))
+    with refused("train.phases.0.global_batch 100", field="input.groups", got=8):
+        loads("input: {order: blocked, groups: 8}\n" + phases_of({"start": 2, "global_batch": 100}))
+    with refused("neumann", field="train.phases.0.global_batch"):
+        loads(phases_of({"start": 2, "global_batch": 100}, optimizer="{name: neumann, neumann: {reset_epochs: 2}}"))
+
+
+def test_the_accumulation_of_a_phase_is_no_part_of_the_identity():
+    entries = ({"start": 2, "global_batch": 512}, {"start": 2, "global_batch": 512, "accumulation": 4})
+    plain, split = (loads(phases_of(entry)) for entry in entries)
+    assert result_values(plain) == result_values(split)
+    assert field_values(split, FieldClass.PLACEMENT)["train.phases.0.accumulation"] == 4
+    assert result_values(plain) != result_values(loads(phases_of({"start": 2, "global_batch": 256})))
+
+
 TWO_SIZES = "{input: {image_size: 160}, train: {epochs: 4, phases: [{start: 2, image_size: 192}]}}"
 
 
@@ -326,8 +388,7 @@ def test_what_goes_with_several_sizes() -> None:
     assert config.training_sizes == (160, 192)
     assert config.eval_image_size == 192
     assert loads(TWO_SIZES, overrides=["evaluate.image_size=256"]).eval_image_size == 256
-    with refused("train.phases", field="train.cuda_graph"):
-        loads(TWO_SIZES, overrides=["train.cuda_graph=true"])
+    loads(TWO_SIZES, overrides=["train.cuda_graph=true"])
     with refused("image_size", field="train.phases"):
         loads(TWO_SIZES, overrides=["train.engine=jax"])
     with refused("31 px", 32, field="model.stem"):

@@ -188,6 +188,10 @@ def test_a_data_set_too_small_for_the_run_is_a_problem(tmp_path):
     complete_shard_set(config, 60, 20)
     error = only(config)
     assert (*about(error), error.hint) == ("train.global_batch", 64, "Set train.global_batch to 60 or less.")
+    grown = document(
+        tmp_path, "launch.processes=4", "train.phases=[{start: 2, global_batch: 64}]", "train.global_batch=8"
+    )
+    assert about(only(grown)) == ("train.phases.0.global_batch", 64)
     few = document(tmp_path / "few", "launch.processes=4", "train.global_batch=8")
     complete_shard_set(few, 60, 3)
     error = only(few)

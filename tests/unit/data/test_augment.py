@@ -13,6 +13,7 @@ from podscale.data.augment import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, Augment
 from podscale.data.loaders.build_loader import resolve_loader
 from podscale.data.sampler import Sampler
 from podscale.data.shard_set import ShardSet
+from podscale.data.step_positions import StepPositions
 from tests.support.loading import document, train
 from tests.support.refusals import refused
 
@@ -271,7 +272,7 @@ def test_repeats_are_those_of_timms_sampler(repeats: int, world: int, count: int
 
     sampler = pytest.importorskip("timm.data.distributed_sampler").RepeatAugSampler
     batch = count // world * world
-    plain, repeated = (Sampler(1, batch, batch, repeats=times) for times in (1, repeats))
+    plain, repeated = (Sampler(1, StepPositions.constant(batch, batch), repeats=times) for times in (1, repeats))
     for epoch in range(3):
         rows = plain.global_batch(epoch).rows
         monkeypatch.setattr(torch, "randperm", lambda n, generator, rows=rows: torch.from_numpy(rows))
@@ -282,7 +283,7 @@ def test_repeats_are_those_of_timms_sampler(repeats: int, world: int, count: int
 
 
 def test_repeats_are_augmented_differently() -> None:
-    order = Sampler(1, 30, 45, repeats=3)
+    order = Sampler(1, StepPositions.constant(30, 45), repeats=3)
     seen: list[tuple[int, int]] = []
     for step in range(4):
         slots = order.global_batch(step)

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podscale.config import loads
 from podscale.config.schedule import CropSection
 from podscale.data.crop import CropParamsBatch, evaluation_crops, training_crops
+from tests.support.refusals import refused
 
 
 def views(
@@ -105,3 +107,65 @@ def test_squares_of_the_short_side_are_those_of_a_resized_image() -> None:
     assert np.array_equal(made.flip, drawn.flip), "the mirror is drawn from the same stream"
     tiny = views(np.arange(5, dtype=np.uint64), 1, 1, short_side=0.01)
     assert (tiny.width == 1).all()
+
+
+def test_padded_crops_take_every_position_and_flip() -> None:
+    """Crops of 224 from 232 pixels: 9 x 9 positions, equally likely, as are mirrored images."""
+    made = views(np.arange(40_000, dtype=np.uint64), 32, 32, padding=4)
+    assert not made.left.any()
+    assert not made.top.any()
+    assert (made.out_width == 224).all()
+    assert (made.out_height == 224).all()
+    positions = np.histogram2d(made.out_left, made.out_top, bins=[np.arange(-4, 6)] * 2)[0]
+    assert positions.sum() == 40_000
+    assert positions.min() > 400
+    assert positions.max() < 590
+    assert made.flip.mean() == pytest.approx(0.5, abs=0.02)
+    assert abs(np.corrcoef(made.out_left, made.out_top)[0, 1]) < 0.03
+    assert abs(np.corrcoef(made.flip, made.out_left)[0, 1]) < 0.03
+
+
+def test_padded_crops_of_a_long_image_reach_both_of_its_ends() -> None:
+    made = views(np.arange(20_000, dtype=np.uint64), 100, 50, padding=2, flip=0)
+    assert (made.out_width == 448).all()
+    assert (made.out_height == 224).all()
+    assert (made.out_left.min(), made.out_left.max()) == (-2, 448 - 224 + 2)
+    assert (made.out_top.min(), made.out_top.max()) == (-2, 2)
+    assert not made.flip.any()
+    whole = views(np.arange(9, dtype=np.uint64), 60, 60, padding=0)
+    assert not whole.out_left.any()
+    assert not whole.out_top.any()
+
+
+def test_a_padded_crop_depends_on_seed_epoch_and_key_alone() -> None:
+    """The first values are pinned: they decide the pixels of every run."""
+    keys = np.arange(100, dtype=np.uint64)
+    every = views(keys, 32, 32, padding=4, epoch=2, seed=7)
+    assert every[37] == views(keys[37:38], 32, 32, padding=4, epoch=2, seed=7)[0]
+    for other in (views(keys, 32, 32, padding=4, epoch=3, seed=7), views(keys, 32, 32, padding=4, epoch=2, seed=8)):
+        assert sum(every[i] == other[i] for i in range(100)) < 8
+    assert [(every[i].out_left, every[i].out_top, every[i].flip) for i in range(3)] == [
+        (-4, -2, False),
+        (4, -3, True),
+        (-2, -1, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "got"),
+    [
+        ("input: {crop: {padding: -1}}", "input.crop.padding", -1),
+        ("input: {crop: {padding: 4, short_side: 0.875}}", "input.crop.padding", 4),
+        ("input: {crop: {padding: 4, scale: [0.5, 1.0]}}", "input.crop.padding", 4),
+        ("input: {crop: {padding: 4, ratio: [1.0, 1.0]}}", "input.crop.padding", 4),
+        ("input: {image_size: 32, crop: {padding: 32}}", "input.crop.padding", 32),
+        (
+            "{input: {image_size: 64}, train: {phases: [{start: 1, crop: {padding: 64}}]}}",
+            "train.phases.0.crop.padding",
+            64,
+        ),
+    ],
+)
+def test_impossible_paddings_are_refused(text: str, field: str, got: int) -> None:
+    with refused(field=field, got=got):
+        loads(text)

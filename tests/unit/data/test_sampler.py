@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from podscale.config.run_config import RunConfig
 from podscale.data.rng import derive_key, mix64, permute, uniform
 from podscale.data.sampler import Sampler, assign_shards_to_groups, build_sampler, evaluation_rows, evaluation_steps
+from podscale.data.step_positions import StepPositions
 from tests.support.refusals import refused
 
 counts = st.integers(1, 3000)
@@ -71,7 +72,7 @@ def test_golden_values() -> None:
     assert derive_key(1, 2, 3) == [16914669369030367833]
     assert permute(np.arange(10), 10, derive_key(0)).tolist() == [4, 3, 5, 9, 1, 0, 6, 8, 2, 7]
     assert permute(np.arange(5), 1_281_167, derive_key(42, 7)).tolist() == [728714, 1192368, 224608, 964838, 822112]
-    order = Sampler(seed=3, count=1437, batch=6)
+    order = Sampler(3, StepPositions.constant(1437, 6))
     assert order.global_batch(239).rows.tolist() == [534, 179, 1060, 64, 1147, 32]
     assert order.global_batch(239).epochs.tolist() == [0, 0, 0, 1, 1, 1]
 
@@ -130,7 +131,7 @@ def test_uniform_numbers_are_uniform() -> None:
 @settings(max_examples=12, deadline=None)
 def test_epochs_are_permutations_of_the_stream(count: int, batch: int, seed: int) -> None:
     """Batches may span two epochs; each epoch still has every sample once."""
-    order = Sampler(seed, count, batch)
+    order = Sampler(seed, StepPositions.constant(count, batch))
     steps = -(-3 * count // batch)
     stream = np.concatenate([order.global_batch(step).rows for step in range(steps)])[: 3 * count]
     epochs = np.concatenate([order.global_batch(step).epochs for step in range(steps)])[: 3 * count]
@@ -140,14 +141,16 @@ def test_epochs_are_permutations_of_the_stream(count: int, batch: int, seed: int
 
 
 def test_epochs_and_seeds_differ() -> None:
-    order = Sampler(0, 1000, 1000)
+    order = Sampler(0, StepPositions.constant(1000, 1000))
     assert (order.global_batch(0).rows != order.global_batch(1).rows).mean() > 0.99
-    assert (order.global_batch(0).rows != Sampler(1, 1000, 1000).global_batch(0).rows).mean() > 0.99
+    assert (
+        order.global_batch(0).rows != Sampler(1, StepPositions.constant(1000, 1000)).global_batch(0).rows
+    ).mean() > 0.99
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8, 64])
 def test_ranks_share_the_global_batch(world: int) -> None:
-    order = Sampler(1, 100, 48)
+    order = Sampler(1, StepPositions.constant(100, 48))
     for step in range(5):
         batch = order.global_batch(step)
         shared = np.full(48, -1)
@@ -161,7 +164,7 @@ def test_ranks_share_the_global_batch(world: int) -> None:
 def test_the_global_order_takes_every_document() -> None:
     config = RunConfig.model_validate({"train": {"global_batch": 32}, "run": {"seed": 3}})
     order = build_sampler(config, shards_of(50, 50))
-    assert np.array_equal(order.global_batch(2).rows, Sampler(3, 100, 32).global_batch(2).rows)
+    assert np.array_equal(order.global_batch(2).rows, Sampler(3, StepPositions.constant(100, 32)).global_batch(2).rows)
     with refused("rejects.jsonl"):
         build_sampler(config, Shards(np.array([], dtype=int)))
 
@@ -252,3 +255,34 @@ def test_evaluation_sees_every_sample_once(count: int, world: int, batch: int) -
     assert all(len(rows) == batch and rows.max() < count for rows, _ in parts)
     assert sum(weights.sum() for _, weights in parts) == count
     assert any(weights.any() for _, weights in parts[-world:])
+
+
+@pytest.mark.parametrize("order", ["global", "blocked"])
+def test_batches_that_change_use_every_sample_once_an_epoch(order: str) -> None:
+    """Counted over the steps, with ranks of two world sizes; the stream is that of a constant batch."""
+    shards = Shards(np.repeat(np.arange(4), 60))
+    phases = [{"start": 1, "global_batch": 64}, {"start": 2.5, "global_batch": 8}]
+    document = {
+        "input": {"order": order, "groups": 4 if order == "blocked" else 1},
+        "train": {"epochs": 5, "global_batch": 32, "phases": phases},
+    }
+    changing = build_sampler(RunConfig.model_validate(document), shards)
+    sizes = [len(changing.global_batch(step)) for step in range(20)]
+    assert sizes == [32] * 8 + [64] * 6 + [8] * 6, "256 of 240 samples are the first beyond epoch 1"
+    document["train"] = {"epochs": 5, "global_batch": 4 if order == "blocked" else 1}
+    single = build_sampler(RunConfig.model_validate(document), shards)
+    steps = range(8 + 6 + 70)
+    used = [changing.global_batch(step) for step in steps]
+    total = sum(map(len, used))
+    stream = [single.global_batch(step) for step in range(total // single.positions.ranges[0].batch)]
+    if order == "global":
+        assert np.array_equal(np.concatenate([u.rows for u in used]), np.concatenate([s.rows for s in stream]))
+    pairs = Counter(
+        zip(*(np.concatenate([getattr(u, n) for u in used]).tolist() for n in ("epochs", "rows")), strict=True)
+    )
+    assert set(pairs.values()) == {1}
+    assert all(sum(epoch == number for epoch, _ in pairs) == 240 for number in range(total // 240))
+    for world_size in (2, 4):
+        for step in (7, 8, 13, 14):
+            parts = [changing.rank_batch(step, rank, world_size).rows for rank in range(world_size)]
+            assert sorted(np.concatenate(parts).tolist()) == sorted(changing.global_batch(step).rows.tolist())

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.distributed.progress_tracker import MIN_STEPS, P99_MULTIPLE, WINDOW_STEPS, HangLimit
+from podscale.distributed.progress_tracker import MIN_STEPS, P99_MULTIPLE, WINDOW_STEPS, HangLimit, ProgressTracker
 from podscale.telemetry.registry import MetricRegistry
 
 
@@ -24,6 +24,23 @@ def test_the_limit_is_learned_from_recent_steps(seconds: list[float], limit: flo
     for value in seconds:
         learned.add(value)
     assert learned.seconds == pytest.approx(limit)
+
+
+def test_the_limit_begins_again_when_the_batch_changes() -> None:
+    tracker = ProgressTracker(HangLimit(1.0, 300.0))
+    for step in range(1, MIN_STEPS + 3):
+        tracker.step_done(step, 0.01)
+    assert tracker.hang_limit is not None
+    assert tracker.hang_limit.seconds == 1.0
+    tracker.enter_phase("forward_backward")
+    assert tracker.in_step
+    tracker.batch_changed()
+    assert tracker.hang_limit.seconds == 300.0
+    assert not tracker.in_step, "the next step may compile"
+    tracker.step_done(MIN_STEPS + 3, 90.0)
+    tracker.enter_phase("forward_backward")
+    assert tracker.in_step
+    assert tracker.hang_limit.seconds == 300.0, "the step that compiles is not learned"
 
 
 def test_the_maximum_also_bounds_the_minimum() -> None:

@@ -58,7 +58,22 @@ def test_the_evaluation_afterwards_is_no_time_of_the_training() -> None:
 def test_throughput_is_images_over_seconds_not_a_mean_of_rates() -> None:
     history = parse_history([step(10, 1, rate=100.0), step(20, 2, rate=300.0)])
     # 10 steps of 30 images at 100/s are 3 s, and at 300/s 1 s: 600 images in 4 s.
-    assert history.images_per_second(30) == pytest.approx(150.0)
+    assert history.images_per_second() == pytest.approx(150.0)
+
+
+def test_throughput_counts_the_batches_of_each_step() -> None:
+    """10 steps of 30 images at 100/s are 3 s, 5 more 1.5 s, 5 of 120 at 300/s 2 s: 1050 images in 6.5 s."""
+    start = event("start", 0, step=0, global_batch=30)
+    change = event("batch", 1, step=15, global_batch=120)
+    history = parse_history(
+        [start, step(10, 1, rate=100.0), step(15, 1.5, rate=100.0), change, step(20, 2, rate=300.0)]
+    )
+    assert history.images_per_second() == pytest.approx(1050 / 6.5)
+    resumed = event("resumed", 5, step=20, global_batch=120)
+    again = parse_history(
+        [start, step(15, 1, rate=100.0), change, step(20, 2, rate=300.0), resumed, step(21, 6, rate=60.0)]
+    )
+    assert again.images_per_second() == pytest.approx((450 + 600 + 120) / (4.5 + 2 + 2))
 
 
 def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -72,7 +87,7 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
 def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
     history = read_history(tmp_path / "none")
     assert not history
-    assert history.images_per_second(32) is None
+    assert history.images_per_second() is None
 
 
 def test_a_long_run_is_thinned_and_its_throughput_stays_exact() -> None:
@@ -84,4 +99,4 @@ def test_a_long_run_is_thinned_and_its_throughput_stays_exact() -> None:
     history = parse_history([event("start", 0, step=0), *lines])
     assert MAX_STEP_RECORDS <= len(history.steps) <= 2 * MAX_STEP_RECORDS
     assert history.steps[-1]["step"] == 10 * (5 * MAX_STEP_RECORDS + 1)
-    assert history.images_per_second(32) == pytest.approx(len(lines) * 320 / seconds)
+    assert history.images_per_second() == pytest.approx(len(lines) * 320 / seconds)

@@ -15,6 +15,7 @@ from podscale.config.checks import check_ranks
 from podscale.config.engine_support import requests_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
+from podscale.data.step_positions import step_positions
 from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets
 from podscale.pipelines.presets import PRESET_DIRECTORY, preset_names, preset_summary, resolve_preset
@@ -106,18 +107,31 @@ CITED: dict[str, tuple[int, int, str, float, float, float, float, float, int]] =
     "goyal2017-8k": (8192, 256, "sgd", 3.2, 5, 0.9, 1e-4, 90, 32),
     "codreanu2017-448nodes": (14336, 896, "sgd", 4.8, 446 * 14336 / 1281167, 0.9, 5e-5, 8040 * 14336 / 1281167, 16),
     "codreanu2017-64nodes": (4096, 128, "sgd", 1.6, 1560 * 4096 / 1281167, 0.9, 5e-5, 22610 * 4096 / 1281167, 32),
-    "codreanu2017-collapsed-ensemble": (4096, 128, "sgd", 1.6, 5, 0.9, 5e-5, 67, 32),
+    "codreanu2017-collapsed-ensemble": (
+        4096,
+        128,
+        "sgd",
+        1.6,
+        1560 * 4096 / 1281167,
+        0.9,
+        5e-5,
+        21050 * 4096 / 1281167,
+        32,
+    ),
     "codreanu2017-1536nodes": (24576, 1536, "sgd", 4.8 * 24576 / 14336, 5, 0.9, 5e-5, 90, 16),
     "akiba2017-32k": (32768, 1024, "lars", 29.0, 18, 0.929, 1e-4, 90, 32),
     "you2017-32k": (32768, 2048, "lars", 40, 12, 0.9, 5e-4, 90, 16),
     "ying2018-32k": (32768, 1024, "lars", 34, 12, 0.9, 1e-4, 90, 128),
+    "ying2018-64k": (65536, 1024, "lars", 35, 34, 0.9, 1e-4, 90, 128),
     "ying2018-v3-1024": (32768, 256, "lars", 34, 12, 0.9, 1e-4, 90, 128),
     "jia2018-64k": (65536, 2048, "lars", 24.699, 31, 0.951807, 1e-4, 90, 32),
     "jia2018-alexnet-64k": (65536, 1024, "lars", 22, 5, 0.9, 5e-4, 95, 64),
     "kumar2019-32k": (32768, 1024, "lars", 31.2, 25, 0.9, 1e-4, 2983 * 32768 / 1281167, 128),
+    "kumar2019-32k-unscaled": (32768, 1024, "lars", 31.2, 25, 0.9, 1e-4, 2983 * 32768 / 1281167, 128),
+    "kumar2019-32k-tuned": (32768, 1024, "lars", 29.0, 18, 0.929, 1e-4, 2669 * 32768 / 1281167, 128),
     "krishnan2018-32k": (32000, 250, "neumann", 12.5, 5, 0.9, 1e-4, 237, 32),
     "adya2018-65k": (65536, 1024, "nlcg", 1.6, 25 * 90 / 200, 0.9, 1e-4, 90, 64),
-    "adya2018-cifar100-16k": (16384, 16, "nlcg", 1.6, 25, 0.9, 1e-4, 200, 1024),
+    "adya2018-cifar100-16k": (16384, 16, "nlcg", 1.6, 25, 0.9, 2e-4, 200, 1024),
     "mlperf-8xh100": (3264, 8, "lars", 10.7, 2, 0.9, 5e-5, 37, 408),
     "mlperf-3584xh100": (57344, 3584, "lars", 23.0, 32, 0.95, 2.5e-5, 78, 32),
     "mlperf-4096xtpuv4": (32768, 4096, "lars", 27.5, 16, 0.9321, 1e-4, 16 + 1731 * 32768 / 1281167, 64),
@@ -148,10 +162,13 @@ CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
     "akiba2017-32k": (0.749, 15, None),
     "you2017-32k": (0.754, 20, None),
     "ying2018-32k": (0.763, 2.2, 1.05e6),
+    "ying2018-64k": (0.752, 1.8, None),
     "ying2018-v3-1024": (0.763, 2.2, 1.05e6),
     "jia2018-64k": (0.758, 6.6, None),
     "jia2018-alexnet-64k": (0.587, 4, None),
     "kumar2019-32k": (0.759, 1.282, 1298041),
+    "kumar2019-32k-unscaled": (0.759, 1.207, None),
+    "kumar2019-32k-tuned": (0.759, 1.118, None),
     "krishnan2018-32k": (0.76, None, None),
     "adya2018-65k": (None, None, None),
     "adya2018-cifar100-16k": (0.56, None, None),
@@ -189,6 +206,8 @@ def test_a_published_run_has_the_cited_settings(name):
     assert found[2] == CITED[name][2]
     assert [*found[:2], *found[3:]] == pytest.approx([*CITED[name][:2], *CITED[name][3:]], rel=2e-4)
     assert not optimizer.decay_all, "none of them decays batch norm"
+    decays_biases = name.startswith(("ying", "codreanu", "adya2018-cifar")) or name == "kumar2019-32k"
+    assert optimizer.decay_biases == decays_biases, "where the authors' code spares batch norm alone"
 
 
 def test_shampoo_is_that_of_the_entry():
@@ -290,7 +309,7 @@ def test_ffcvs_table_says_when_its_images_grow(epochs):
     phases = f"train.phases=[{{start: {row[1]}, image_size: 192}}]"
     train = load(resolve_preset("ffcv-88epochs"), [f"train.epochs={epochs}", phases]).train
     rates = schedules.step_table(train, IMAGENET)[:, 0]
-    per_epoch = schedules.steps_per_epoch(train, IMAGENET)
+    per_epoch = IMAGENET / train.global_batch
     want = np.interp(np.arange(len(rates)) / per_epoch, (0, 2, epochs), (1.7e-4, 1.7, 0))
     np.testing.assert_allclose(rates, want, atol=1e-6)
     assert float(row[2]) / 100 <= load(resolve_preset("ffcv-88epochs")).claim.top1
@@ -372,25 +391,70 @@ def test_the_neumann_run_has_table_1_of_its_paper():
     assert found == type(found)(), "which are the defaults"
     assert train.global_batch == 250 * 32 * train.accumulation
     rates = schedules.step_table(train, IMAGENET)[:, 0]
-    ends = [schedules.first_step(epoch, schedules.steps_per_epoch(train, IMAGENET)) for epoch in range(40, 237, 40)]
+    ends = [step_positions(train, IMAGENET).first_step(epoch) for epoch in range(40, 237, 40)]
     np.testing.assert_allclose([rates[end] / rates[end - 1] for end in ends], 0.3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "share"), [("adya2018-65k", 90 / 200), ("adya2018-cifar100-16k", 1.0)])
 def test_the_runs_of_adya_have_the_programs_defaults_and_the_scripts_schedule(name, share):
     train = load(resolve_preset(name)).train
-    assert train.optimizer.nlcg == type(train.optimizer.nlcg)()
+    assert train.optimizer.nlcg == type(train.optimizer.nlcg)(variant="released")
     schedule = train.schedule
     assert [schedule.warmup_epochs, *schedule.milestones] == pytest.approx([25 * share, 102 * share, 153 * share])
     assert (schedule.warmup_start, schedule.gamma) == (0.1, 0.1)
 
 
-def test_kumars_run_is_that_of_the_log():
-    train = load(resolve_preset("kumar2019-32k")).train
-    assert train.optimizer.eps == 1e-5
-    assert train.optimizer.momentum_form == "scaled"
+@pytest.mark.parametrize(
+    ("name", "form", "trust", "steps"),
+    [
+        ("kumar2019-32k", "scaled", "l2_in_loss", 2983),
+        ("kumar2019-32k-unscaled", "unscaled", "sum_of_norms", 2983),
+        ("kumar2019-32k-tuned", "unscaled", "sum_of_norms", 2669),
+    ],
+)
+def test_kumars_runs_are_the_rows_of_table_1(name, form, trust, steps):
+    train = load(resolve_preset(name)).train
+    optimizer = train.optimizer
+    assert (optimizer.eps, optimizer.momentum_form, optimizer.trust) == (1e-5, form, trust)
     assert train.weight_update == "sharded"
-    assert schedules.total_steps(train, IMAGENET) == 2983
+    assert schedules.total_steps(train, IMAGENET) == steps
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("ying")])
+def test_yings_runs_have_the_optimizer_of_their_month(name):
+    """tensorflow 5c8077a with the loss of tensorflow/tpu f4fa4d7, and the schedule of lars_util.py at every step."""
+    train = load(resolve_preset(name)).train
+    optimizer = train.optimizer
+    assert (optimizer.momentum_form, optimizer.trust, optimizer.decay_biases) == ("scaled", "l2_in_loss", True)
+    assert (optimizer.trust_coefficient, optimizer.effective_eps, optimizer.nesterov) == (0.001, 0, False)
+    peak, epochs = {32768: (34.0, 12), 65536: (35.0, 34)}[train.global_batch]
+    rates = schedules.step_table(train, IMAGENET)[:, 0]
+    steps, warmup = np.arange(len(rates)), epochs * IMAGENET // train.global_batch
+    decayed = (peak - 1e-4) * (1 - (steps - warmup) / (len(rates) - warmup + 1)).clip(0, 1) ** 2 + 1e-4
+    want = np.where(
+        steps * train.global_batch / IMAGENET <= epochs, peak * steps * train.global_batch / IMAGENET / epochs, decayed
+    )
+    np.testing.assert_allclose(rates, want, atol=0.06)
+
+
+def test_jias_groups_have_16_gpus():
+    for name in ("jia2018-64k", "jia2018-alexnet-64k"):
+        train = load(resolve_preset(name)).train
+        assert (train.all_reduce.algorithm, train.all_reduce.row, train.label_smoothing) == ("hybrid", 16, 0)
+
+
+def test_the_snapshots_of_codreanus_ensemble_are_those_of_the_solvers():
+    config = load(resolve_preset("codreanu2017-collapsed-ensemble"))
+    per_epoch = schedules.steps_per_epoch(config.train, IMAGENET)
+    starts = [phase.start for phase in schedules.schedule_phases(config.train)]
+    assert [schedules.first_step(epoch, per_epoch) for epoch in [*starts[1:], config.train.epochs]] == [
+        7800,
+        11550,
+        16300,
+        21050,
+    ]
+    found = [schedules.first_step(epoch, per_epoch) for epoch in config.checkpoint.snapshots]
+    assert found == [11550, 16300, 21050]
 
 
 def test_ying_on_tpus_is_ying_on_gpus():

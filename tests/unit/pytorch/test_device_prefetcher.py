@@ -16,6 +16,7 @@ from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher, Nor
 from podscale.pytorch.train_step import TrainingLoss
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
+from tests.support.standardisation import compare_standardised, standardisation_cases
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
@@ -46,6 +47,27 @@ def test_batches_keep_their_order_and_are_normalised(channels_last: bool) -> Non
         assert images.dtype == torch.float32
         assert item.images.dtype == torch.uint8
     assert phases == ["data_wait", "h2d", "data_wait", "h2d", "data_wait"]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_standardised_images_have_their_own_mean_and_deviation(channels_last: bool) -> None:
+    """As tf.image.per_image_standardization, in float64; N counts all channels, and a constant image becomes 0."""
+    images = standardisation_cases()
+    section = InputSection(per_image_standardization=True)
+    normalise = Normalise(section, ALONE, channels_last=channels_last)
+    found = normalise(torch.from_numpy(images))
+    compare_standardised(found.permute(0, 2, 3, 1).numpy(), images)
+    assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert found.dtype == torch.float32
+    np.testing.assert_array_equal(normalise(torch.from_numpy(images[1:2])).numpy(), found[1:2].numpy())
+
+
+def test_constants_of_the_data_set_do_not_go_with_standardisation() -> None:
+    on = "per_image_standardization: true"
+    for name in ("mean", "std"):
+        with refused("input.per_image_standardization", field=f"input.{name}"):
+            loads(f"input: {{{on}, {name}: [0.3, 0.3, 0.3]}}")
+    loads(f"input: {{{on}, mean: [0.3, 0.3, 0.3], augment: {{erase: 0.1}}}}")  # the colour of erased rectangles
 
 
 def test_tensors_of_the_loader_are_not_changed() -> None:

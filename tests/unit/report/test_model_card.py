@@ -22,6 +22,7 @@ def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, run: Path
         assert f"## {title}\n" in card
     assert "Licence of the data: not stated" in card
     weakest = min(found.per_class, key=lambda entry: entry.accuracy or 0)
+    assert "bilinear" in card
     assert f"Weakest classes: {weakest.name} (" in card
 
 

@@ -113,6 +113,19 @@ def test_the_pace_counts_from_where_the_launch_continued() -> None:
     assert left.update(RECORD) == pytest.approx(80 * 5 / 5)
 
 
+def test_the_time_left_is_by_epochs_when_the_batch_changes() -> None:
+    """50 steps of 100 images, then 10 of 500: 2 epochs of 5000 images at one speed in images."""
+    left = EtaEstimator()
+    start = {"kind": "event", "event": "start", "step": 0, "total_steps": 60, "epoch": 0.0, "total_epochs": 2.0}
+    left.update({"time": 0.0, **start})
+    step = {"kind": "step", "loss": 1.0}
+    assert left.update({"time": 25.0, **step, "step": 25, "epoch": 0.5}) == pytest.approx(75.0)
+    assert left.update({"time": 55.0, **step, "step": 51, "epoch": 1.1}) == pytest.approx(45.0)
+    assert left.update({"time": 100.0, **step, "step": 60, "epoch": 2.0}) == 0.0
+    left.update({"time": 200.0, **start, "event": "resumed", "step": 50, "epoch": 1.0})
+    assert left.update({"time": 210.0, **step, "step": 52, "epoch": 1.2}) == pytest.approx(40.0)
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (-1, "0:00")])
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

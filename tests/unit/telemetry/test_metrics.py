@@ -75,7 +75,8 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
     metrics = TrainMetrics(registry, rank=0, run="r")
     first = {"rank": "0"}
     assert value(registry, "train_checkpoint_duration_seconds_count", op="restore", **first) == 0
-    metrics.set_world(8, 256)
+    metrics.set_world(8)
+    metrics.set_global_batch(256)
     metrics.set_state(epoch=1.5, loss=0.25, learning_rate=0.1)
     metrics.set_state(loss=0.5)
     metrics.set_accuracies(0.75, 0.9)

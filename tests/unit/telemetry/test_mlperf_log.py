@@ -21,25 +21,25 @@ SGD = {
 }
 
 
-def document(train: dict[str, Any], **telemetry: Any) -> RunConfig:
+def document(train: dict[str, Any], *, offset: float = 0.0, **telemetry: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "train": {**train, "target_top1": 0.759},
             "telemetry": {"mlperf_log": True, "mlperf_division": "closed", **telemetry},
-            "evaluate": {"every_epochs": 4},
+            "evaluate": {"every_epochs": 4, "offset": offset},
         }
     )
 
 
 def write(path: Path, config: RunConfig, accuracies: list[float], *, resumed: bool = False) -> None:
-    """Write the log of a run of ImageNet's size with an evaluation every four epochs."""
+    """Write the log of a run of ImageNet's size with an evaluation every four epochs, from `evaluate.offset` on."""
     steps_per_epoch = 1_281_167 / config.train.global_batch
-    log = MlperfLog(path, config)
+    log, offset = MlperfLog(path, config), config.evaluate.offset
     log.run_start(
         resumed=resumed, step=0, ranks=8, device="NVIDIA H100", train_images=1_281_167, validation_images=50_000
     )
     for number, top1 in enumerate(accuracies, start=1):
-        step = round(4 * number * steps_per_epoch)
+        step = round((4 * number - (4 - offset if offset else 0)) * steps_per_epoch)
         log.evaluation_started(step)
         log.evaluated(step, top1, target_reached=top1 >= 0.759)
     log.close()
@@ -116,6 +116,14 @@ def test_the_lines_say_what_happened_and_when(tmp_path) -> None:
     assert accuracy["metadata"] == {"epoch_num": 8.0, "samples_count": 3140 * 3264}
     blocks = [line["metadata"]["first_epoch_num"] for line in logged if line["key"] == "block_start"]
     assert blocks == [0.0, 4.0]
+
+
+def test_blocks_follow_the_offset_of_the_evaluation(tmp_path, caplog) -> None:
+    write(tmp_path / "log", document(LARS, offset=1), [0.2, 0.5, 0.7601])
+    assert complaints(tmp_path / "log", "4.0.0", caplog) == ""
+    blocks = [line["metadata"] for line in lines(tmp_path / "log") if line["key"] == "block_start"]
+    spans = [(block["first_epoch_num"], block["epoch_count"]) for block in blocks]
+    assert spans == [(0.0, 1.0), (1.0, 4.0), (5.0, 4.0)]
 
 
 def test_hyper_parameters_have_the_names_and_values_of_the_rules() -> None:

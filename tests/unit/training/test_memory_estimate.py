@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from podscale.config import ModelSection, TrainSection
+from podscale.config import ModelSection, RunConfig, TrainSection
 from podscale.models import model_spec
-from podscale.training.memory_estimate import matrix_bytes, state_bytes
+from podscale.training.memory_estimate import estimate_memory, matrix_bytes, state_bytes
 from podscale.training.param_layout import preconditioner_elements
 
 
@@ -50,3 +50,16 @@ def test_shampoos_matrices_are_the_roots_and_a_part_of_the_statistics(ranks: int
     assert elements > one
     assert matrix_bytes(train, small, ranks) == 4 * elements * (1 + ranks) // ranks
     assert matrix_bytes(TrainSection(), small, ranks) == 0
+
+
+def test_activations_are_those_of_the_largest_pass() -> None:
+    """The batch grows fourfold: memory too, unless the accumulation grows as well."""
+
+    def activations(*phases: dict[str, Any], batch: int = 64) -> int:
+        train = {"epochs": 4, "global_batch": batch, "phases": phases}
+        return estimate_memory(RunConfig.model_validate({"train": train}), 10, 1).activations
+
+    later = {"start": 2, "global_batch": 256}
+    assert activations(later) == activations(batch=256) == 4 * activations()
+    assert activations({**later, "accumulation": 4}) == activations()
+    assert activations({**later, "accumulation": 4}, {"start": 3, "accumulation": 1}) == activations(batch=256)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from podscale.config import InputSection, RunConfig, TrainSection
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
+from podscale.data.step_positions import StepPositions, step_positions
 from podscale.training import schedules
 
 
@@ -18,8 +19,12 @@ def train(**schedule: object) -> TrainSection:
     )
 
 
+def positions(section: TrainSection, steps_per_epoch: float) -> StepPositions:
+    return step_positions(section, round(steps_per_epoch * section.global_batch))
+
+
 def learning_rate(section: TrainSection, step: int, steps_per_epoch: float) -> float:
-    return float(schedules.hyperparameters_at(section, np.array([step]), steps_per_epoch)[0, 0])
+    return float(schedules.hyperparameters_at(section, np.array([step]), positions(section, steps_per_epoch))[0, 0])
 
 
 def test_total_steps_cover_every_image_of_the_last_epoch() -> None:
@@ -34,6 +39,36 @@ def test_warm_up_is_linear_from_its_start_to_the_peak() -> None:
     assert rates[0] == 0.1
     assert rates[50] == pytest.approx(0.4)
     assert np.allclose(np.diff(rates[:51]), (0.4 - 0.1) / 50)
+
+
+@pytest.mark.parametrize("power", [0.5, 2.0])
+def test_a_warm_up_rises_by_a_power_of_its_fraction(power: float) -> None:
+    """Adya's scripts: 25 epochs from an initial rate to the maximum; TensorFlow's polynomial_decay of that power.
+
+    polynomial_decay(a, t, T, b, p) = (a - b) (1 - t / T)^p + b falls from a to b. A rise to `peak` with the elapsed
+    fraction's power is peak - (peak - start) (1 - (t / T)^p).
+    """
+    document = train(name="constant", learning_rate=1.6, warmup_epochs=25, warmup_start=0.001, warmup_power=power)
+    rates = [learning_rate(document, step, 7.0) for step in range(180)]
+    oracle = [1.6 - (1.6 - 0.001) * (1 - math.pow(step / 175, power)) for step in range(175)]
+    assert np.allclose(rates, [*oracle, *[1.6] * 5], rtol=1e-12)
+    assert rates[0] == 0.001
+    below_line = 0.001 + 1.599 * 40 / 175 - rates[40]
+    assert below_line < -0.3 if power < 1 else below_line > 0.2
+
+
+def test_a_linear_warm_up_is_the_power_one_to_the_last_bit() -> None:
+    document = train(warmup_epochs=7.3, warmup_start=0.013)
+    rates = schedules.hyperparameters_at(document, np.arange(900), positions(document, 10.0))[:, 0]
+    steps = np.arange(73)
+    assert np.array_equal(rates[:73], 0.013 + (0.4 - 0.013) * (steps / 73.0))
+
+
+def test_a_corrected_momentum_follows_a_warm_up_of_any_power() -> None:
+    document = train(name="constant", warmup_epochs=5, warmup_start=0.1, warmup_power=0.5, momentum_correction=True)
+    rows = schedules.hyperparameters_at(document, np.arange(60), positions(document, 10.0))
+    assert rows[1:50, 1] == pytest.approx(0.9 * rows[1:50, 0] / rows[:49, 0], rel=1e-12)
+    assert rows[0, 1] == rows[55, 1] == 0.9
 
 
 def test_step_schedule_is_goyals() -> None:
@@ -156,7 +191,7 @@ def test_momentum_changes_linearly_between_start_peak_and_end() -> None:
 def test_momentum_correction_makes_both_buffer_forms_equal_in_the_warm_up(start: float) -> None:
     """Goyal 2017, section 3: v = m (rate_t / rate_before) v + rate g equals rate times u = m u + g."""
     document = train(name="constant", warmup_epochs=5, warmup_start=start, momentum_correction=True)
-    rows = schedules.hyperparameters_at(document, np.arange(100), 10.0)
+    rows = schedules.hyperparameters_at(document, np.arange(100), positions(document, 10.0))
     rates, momenta = rows[:50, 0], rows[:50, 1]
     inside = outside = 0.0
     for rate, momentum, gradient in zip(rates, momenta, np.random.default_rng(0).normal(size=50), strict=True):
@@ -190,12 +225,75 @@ def test_a_row_does_not_depend_on_the_other_steps(samples: int, batch: int, epoc
     table = schedules.step_table(document, samples)
     assert np.isfinite(table).all()
     assert (table[:, 0] >= 0).all()
-    per_epoch = schedules.steps_per_epoch(document, samples)
+    at = step_positions(document, samples)
     for step in {0, len(table) // 2, len(table) - 1}:
-        assert table[step, 0] == np.float32(learning_rate(document, step, per_epoch))
-    first = schedules.first_step(epochs * share, per_epoch)
+        row = schedules.hyperparameters_at(document, np.array([step]), at)[0]
+        assert np.array_equal(table[step], row.astype(np.float32))
+    first = at.first_step(epochs * share)
     assert first * document.global_batch >= epochs * share * samples - 1e-6, "all its images are beyond the boundary"
     assert (first - 1) * document.global_batch < epochs * share * samples
+
+
+def growing(*changes: tuple[float, int], epochs: float = 9.0, **schedule: object) -> TrainSection:
+    """Return a run of 9 epochs whose batch is 40 at first and changes at the given epochs."""
+    phases = [{"start": start, "global_batch": batch} for start, batch in changes]
+    return TrainSection.model_validate({"epochs": epochs, "global_batch": 40, "schedule": schedule, "phases": phases})
+
+
+def test_a_change_of_batch_keeps_the_course_of_the_schedule() -> None:
+    """The rate of a step is that of its first image, by the formulas of Goyal 2017 and MLPerf in images, in float64."""
+    samples, peak, end = 1000, 3.0, 0.01
+    document = growing(
+        (2, 120), (5.5, 30), name="polynomial", learning_rate=peak, end_learning_rate=end, warmup_epochs=3
+    )
+    images, oracle = 0, []
+    while images < 9 * samples:
+        warm, done = images / (3 * samples), (images - 3 * samples) / (6 * samples)
+        oracle.append(peak * warm if warm < 1 else end + (peak - end) * (1 - done) ** 2)
+        images += 40 if images < 2 * samples else 120 if images < 5.5 * samples else 30
+    table = schedules.hyperparameters_at(document, np.arange(len(oracle)), step_positions(document, samples))
+    np.testing.assert_allclose(table[:, 0], oracle, rtol=1e-12)
+    assert len(schedules.step_table(document, samples)) == len(oracle)
+    kept = schedules.step_table(growing(), samples)
+    assert len(oracle) != len(kept)
+
+
+def test_milestones_are_epochs_whatever_the_batch() -> None:
+    document = growing((2, 200), name="step", learning_rate=1.0, milestones=(4.0, 6.0), gamma=0.1)
+    rates, at = schedules.step_table(document, 1000)[:, 0], step_positions(document, 1000)
+    changes = [step for step in range(1, len(rates)) if rates[step] != rates[step - 1]]
+    assert [at.epoch_before(step) for step in changes] == [4.0, 6.0]
+
+
+def test_smith_replaces_decays_by_batches() -> None:
+    """Smith 2018: the same noise scale rate / batch at every epoch as with a decaying rate, in fewer steps."""
+    decaying = growing(name="step", learning_rate=0.1, milestones=(3.0, 6.0), gamma=0.2)
+    increasing = growing((3, 200), (6, 1000), name="constant", learning_rate=0.1)
+    noise = {}
+    for name, document in (("decaying", decaying), ("increasing", increasing)):
+        rates, at = schedules.step_table(document, 5000)[:, 0], step_positions(document, 5000)
+        noise[name] = {round(at.epoch_before(step), 9): rates[step] / at.batch_at(step) for step in range(len(rates))}
+    shared = sorted(noise["decaying"].keys() & noise["increasing"].keys())
+    assert len(shared) > 400
+    for epoch in shared:
+        assert noise["increasing"][epoch] == pytest.approx(noise["decaying"][epoch], rel=1e-6)
+    assert (len(noise["decaying"]), len(noise["increasing"])) == (1125, 375 + 75 + 15)
+
+
+def test_momentum_correction_uses_the_rate_of_the_step_before_across_a_change() -> None:
+    document = growing(
+        (1, 160), name="constant", learning_rate=0.8, warmup_epochs=4, warmup_start=0.1, momentum_correction=True
+    )
+    rows = schedules.hyperparameters_at(document, np.arange(40), step_positions(document, 1000))
+    warm = rows[:, 0] < 0.8
+    assert warm.sum() > 25
+    expected = 0.9 * rows[1:, 0] / rows[:-1, 0]
+    assert rows[1:, 1][warm[1:]] == pytest.approx(expected[warm[1:]], rel=1e-12)
+
+
+def test_the_plot_shows_the_batches() -> None:
+    epochs, values = schedules.sample_for_plot(growing((2, 120)), 1000, points=20)
+    assert {(batch, epoch < 2) for epoch, batch in zip(epochs, values[:, 3], strict=True)} == {(40, True), (120, False)}
 
 
 def test_a_table_of_a_million_steps_can_be_computed() -> None:
@@ -208,9 +306,10 @@ def test_the_points_of_a_plot_include_both_sides_of_every_jump() -> None:
         update={"phases": (PhaseSection(start=40.03, reset_momentum=True, weight_decay=2e-4),)}
     )
     epochs, rates = schedules.sample_for_plot(document, 25_600, points=10)
-    every_rate = schedules.hyperparameters_at(document, np.arange(9000), 100.0)
+    every_rate = schedules.hyperparameters_at(document, np.arange(9000), positions(document, 100.0))
     at = np.rint(epochs * 100).astype(int)
-    assert np.array_equal(rates, every_rate[at])
+    assert np.array_equal(rates[:, :3], every_rate[at])
+    assert (rates[:, 3] == 256).all()
     assert {0, 499, 500, 1999, 2000, 4002, 4003, 4004, 8999} <= set(at.tolist())
     assert rates[at == 4003, 1] == 0
     assert (np.diff(epochs) > 0).all()

@@ -47,6 +47,21 @@ def test_pixels_depend_on_neither_world_size_nor_workers_nor_resumption(loader, 
     assert all(not np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+def test_padded_crops_depend_on_neither_world_size_nor_resumption(make_shard_set) -> None:
+    directory = make_shard_set()
+    section = {"crop": {"padding": 4}, "interpolation": "bicubic"}
+    config = document(input=section)
+    whole = by_key(train(config, directory, 0, 12))
+    resumed = train(config, directory, 0, 5) + train(config, directory, 5, 12)
+    steps = [train(config, directory, 0, 12, ranks=range(rank, rank + 1), world=4) for rank in range(4)]
+    for other in (by_key(resumed), by_key([batch for step in zip(*steps, strict=True) for batch in step])):
+        assert other.keys() == whole.keys()
+        assert all(np.array_equal(whole[key], other[key]) for key in whole)
+    epochs = [[whole[key] for key in sorted(whole) if key[1] == epoch] for epoch in (0, 1)]
+    same = sum(np.array_equal(first, second) for first, second in zip(*epochs, strict=True))
+    assert same <= 4, "of 48; the other epoch draws other crops of 9 x 9 positions and mirrors"
+
+
 def test_a_process_of_several_ranks_gets_their_parts_one_after_the_other(make_shard_set) -> None:
     directory = make_shard_set()
     blocked = document(input={"order": "blocked", "groups": 2}, launch={"nodes": 2})

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.data.sharding.build_shard_set import build_shard_set
 from tests.support.loading import by_key, document, evaluate, needs_dali, pil_pixels, special_images, train
-from tests.support.shard_set import Sample
+from tests.support.shard_set import Sample, encode_image
 
 
 def alike(reference: list[Any], other: list[Any], *, share: float = 1.0) -> None:
@@ -102,25 +103,31 @@ def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> Non
         alike(*loaded, share=0.999)
 
 
-def test_evaluation_pixels_are_torchvisions(make_shard_set) -> None:
+interpolations = pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+
+
+@interpolations
+def test_evaluation_pixels_are_torchvisions(interpolation, make_shard_set) -> None:
     """An oracle written with torchvision's own transforms on PIL images."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     directory = make_shard_set()
-    config = document(size=40)
+    config = document(size=40, input={"interpolation": interpolation})
     split = ShardSet.open(directory).split("validation")
     pixels = by_key(evaluate(config, directory))
     for row in range(len(split)):
         image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
-        resized = functional.resize(image, round(40 / 0.875))
+        resized = functional.resize(image, round(40 / 0.875), functional.InterpolationMode(interpolation))
         expected = np.asarray(functional.center_crop(resized, [40, 40]))
         assert np.array_equal(pixels[int(split.keys[row]), 0], expected)
 
 
-def test_training_pixels_are_torchvisions(make_shard_set) -> None:
+@interpolations
+def test_training_pixels_are_torchvisions(interpolation, make_shard_set) -> None:
     """An oracle written with torchvision's own transforms on PIL images."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     directory = make_shard_set()
-    config = document(size=40)
+    config = document(size=40, input={"interpolation": interpolation})
+    mode = functional.InterpolationMode(interpolation)
     split = ShardSet.open(directory).split("train")
     order = build_sampler(config, split)
     (batch,) = train(config, directory, 7, 8)
@@ -130,9 +137,78 @@ def test_training_pixels_are_torchvisions(make_shard_set) -> None:
     for slot, row in enumerate(slots.rows.tolist()):
         image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
         view = views[slot]
-        expected = functional.resized_crop(image, view.top, view.left, view.height, view.width, [40, 40])
+        expected = functional.resized_crop(image, view.top, view.left, view.height, view.width, [40, 40], mode)
         expected = functional.hflip(expected) if view.flip else expected
         assert np.array_equal(batch.images[slot], np.asarray(expected))
+
+
+FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "bilinear": (lambda x: 1 - np.abs(x), 1.0),
+    "bicubic": (
+        lambda x: np.where(
+            np.abs(x) < 1, 1.5 * np.abs(x) ** 3 - 2.5 * x**2 + 1, -0.5 * (np.abs(x) ** 3 - 5 * x**2 + 8 * np.abs(x) - 4)
+        ),
+        2.0,
+    ),
+}
+"""Filters and their radii at scale 1: a triangle, and equation 4 of Keys 1981 with a = -1/2."""
+
+
+def resampled(pixels: np.ndarray, size: int, interpolation: str) -> np.ndarray:
+    """Resize the first dimension in float64: a filter as wide as the scale, weights of sum 1, none outside."""
+    function, radius = FILTERS[interpolation]
+    scale = len(pixels) / size
+    wide = max(scale, 1.0)
+    distance = (np.arange(len(pixels)) + 0.5 - (np.arange(size)[:, np.newaxis] + 0.5) * scale) / wide
+    weights = np.where(np.abs(distance) < radius, function(distance), 0.0)
+    return np.tensordot(weights / weights.sum(1, keepdims=True), pixels.astype(float), 1)
+
+
+@interpolations
+@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
+@pytest.mark.parametrize("side", [61, 23], ids=["smaller", "larger"])
+def test_resized_pixels_are_those_of_the_filters_equations(side, loader, interpolation, make_shard_set) -> None:
+    """Noise has the highest frequencies, which another filter, or one without antialiasing, changes most.
+
+    DALI repeats the pixels at the border where PIL drops the weights outside, so its border is left out.
+    """
+    noise = np.random.default_rng(3).integers(60, 196, (side, side, 3)).astype(np.uint8)
+    sample = Sample(encode_image(noise, kind="PNG"), 0)
+    directory = make_shard_set({"train": [sample] * 8, "validation": [sample]}, shards=1)
+    config = document(loader, input={"interpolation": interpolation}, evaluate={"crop_fraction": 1.0, "batch": 1})
+    columns = resampled(noise.transpose(1, 0, 2), 32, interpolation).transpose(1, 0, 2)
+    want = resampled(columns, 32, interpolation)
+    whole = document(loader, input={"interpolation": interpolation, "crop": {"short_side": 1, "flip": 0}})
+    border = 4 if loader == "dali" else 0
+    for image in (evaluate(config, directory)[0].images[0], train(whole, directory, 0, 1)[0].images[0]):
+        difference = np.abs(np.asarray(image) - want)[border : 32 - border, border : 32 - border]
+        assert difference.max() <= 1.1, "two roundings to whole numbers"
+        assert difference.mean() < 0.4
+
+
+@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
+def test_padded_crops_are_windows_of_a_padded_image(loader, make_shard_set) -> None:
+    """Images of the training size are not resized: all loaders have the same pixels, black outside the image."""
+    shapes = [(32, 32), (32, 45), (50, 32)] * 4
+    noise = [np.random.default_rng(i).integers(1, 256, (*shape, 3)).astype(np.uint8) for i, shape in enumerate(shapes)]
+    samples = [Sample(encode_image(pixels, kind="PNG"), 0) for pixels in noise]
+    directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
+    config = document(loader, batch=12, input={"crop": {"padding": 4}})
+    split = ShardSet.open(directory).split("train")
+    originals = {int(split.keys[row]): pil_pixels(split.read(row).tobytes()) for row in range(len(split))}
+    order, outside = build_sampler(config, split), 0
+    for batch in train(config, directory, 0, 6):
+        rows = order.global_batch(batch.step).rows
+        sizes = [split.column(name)[rows].astype(np.int64) for name in ("width", "height")]
+        epochs = np.full(len(rows), batch.step)
+        views = training_crops(4, epochs, batch.keys, *sizes, crop=config.input.crop, size=32)
+        for slot, key in enumerate(batch.keys.tolist()):
+            padded = np.pad(originals[key], ((4, 4), (4, 4), (0, 0)))
+            top, left = views[slot].out_top + 4, views[slot].out_left + 4
+            window = padded[top : top + 32, left : left + 32]
+            outside += not window.all()
+            assert np.array_equal(batch.images[slot], window[:, ::-1] if views[slot].flip else window)
+    assert outside > 50
 
 
 def test_decode_gives_pils_pixels() -> None:

@@ -84,3 +84,37 @@ def test_sizes_change_at_the_same_sample_on_all_ranks_and_after_a_resume(loader,
 def test_the_synthetic_loader_changes_its_size(make_shard_set) -> None:
     config = document("synthetic", train={"global_batch": 8, **RESIZED})
     assert [batch.images.shape[1] for batch in train(config, make_shard_set(), 6, 10)] == [32, 32, 48, 48]
+
+
+GROWN = {"phases": [{"start": 1, "global_batch": 24}, {"start": 2.3, "global_batch": 4}], "epochs": 4}
+
+
+@pytest.mark.parametrize("order", [{}, {"order": "blocked", "groups": 2}])
+@loaders
+def test_a_phase_brings_its_batch_with_the_pixels_of_the_stream(loader, order, make_shard_set) -> None:
+    """48 images: six steps of 8, three of 24 (epoch 2.3 is inside of the third), and 4 from then on."""
+    directory = make_shard_set()
+    config = document(loader, input=order, train={"global_batch": 8, **GROWN})
+    got = train(config, directory, 0, 15)
+    assert [len(batch) for batch in got] == 6 * [8] + 3 * [24] + 6 * [4]
+    small = train(document(loader, input=order, train={"global_batch": 4, "epochs": 4}), directory, 0, 36)
+    pixels = {
+        (s.step * 4 // 48, int(key)): image
+        for s in small
+        for key, image in zip(s.keys, np.asarray(s.images), strict=True)
+    }
+    seen = 0
+    for batch in got:
+        for number, (key, image) in enumerate(zip(batch.keys, np.asarray(batch.images), strict=True)):
+            epoch = seen // 48 if order else (seen + number) // 48
+            assert np.array_equal(image, pixels[epoch, int(key)])
+        seen += len(batch)
+    for start in (5, 6, 8, 9):
+        for mine, theirs in zip(train(config, directory, start, 12), got[start:12], strict=True):
+            assert np.array_equal(mine.keys, theirs.keys)
+            assert np.array_equal(np.asarray(mine.images), np.asarray(theirs.images))
+
+
+def test_the_synthetic_loader_changes_its_batch(make_shard_set) -> None:
+    config = document("synthetic", train={"global_batch": 8, **GROWN})
+    assert [batch.images.shape[0] for batch in train(config, make_shard_set(), 4, 10)] == [8, 8, 24, 24, 24, 4]

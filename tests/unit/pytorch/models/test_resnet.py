@@ -192,6 +192,9 @@ def test_all_strided_convolutions_but_the_first_blur_their_images() -> None:
         ModelSection(width=16),
         ModelSection(name="resnet20", shortcut="projection", width=128),
         ModelSection(name="resnet34", shortcut="padding", width=16, blurpool=True),
+        ModelSection(name="resnet18", block="v2", width=16, blurpool=True),
+        ModelSection(name="resnet50", block="v2", width=16),
+        ModelSection(name="resnet20", block="v2", shortcut="padding"),
     ],
 )
 def test_the_spec_has_the_names_and_shapes_of_the_network(section: ModelSection) -> None:
@@ -206,8 +209,9 @@ def test_the_spec_has_the_names_and_shapes_of_the_network(section: ModelSection)
         ModelSection(name="resnet50", stem="small", width=16),
         ModelSection(name="resnet50", width=16, blurpool=True),
         ModelSection(name="resnet20", width=128, blurpool=True),
+        ModelSection(name="resnet50", block="v2", width=16, blurpool=True),
     ],
-    ids=["small stem", "blurpool", "CIFAR"],
+    ids=["small stem", "blurpool", "CIFAR", "pre-activation"],
 )
 def test_flops_are_those_torch_counts(section: ModelSection) -> None:
     with torch.device("meta"):

@@ -11,17 +11,19 @@ import torch
 from podscale.config.optimizer import NeumannSection, NlcgSection
 from podscale.pytorch.optim import LookaheadOptimizer, Neumann, Nlcg, Optimizer, ParamShard, Sgd
 from podscale.pytorch.optim.nlcg import LossRateControl
-from tests.support.extreme import NORMS, bowl, loss, neumann_oracle, nlcg_oracle, table_row
+from tests.support.extreme import NORMS, bowl, loss, ml_ncg_oracle, neumann_oracle, nlcg_oracle, table_row
 from tests.support.flat_share import FlatArrays, hyper, in_turns
-from tests.support.updates import DECAYS, STEPS, Values, rate, start
+from tests.support.updates import DECAYS, EVERYTHING, STEPS, Values, rate, start
 
 PER_EPOCH = 10.0
 DECAY = 1e-2
 
 
-def trained(build: Callable[[ParamShard], Optimizer], ranks: int) -> tuple[FlatArrays, list[Optimizer]]:
+def trained(
+    build: Callable[[ParamShard], Optimizer], ranks: int, adapts: dict[str, bool] = DECAYS
+) -> tuple[FlatArrays, list[Optimizer]]:
     """Return the arrays and each rank's optimizer after all steps on a quadratic loss."""
-    arrays = FlatArrays(start(), DECAYS, norms=NORMS)
+    arrays = FlatArrays(start(), DECAYS, adapts, norms=NORMS)
     rules = [build(share) for share in arrays.shares(ranks)]
     for step in range(STEPS):
         arrays.put(arrays.gradients, bowl(arrays.take(arrays.weights), step))
@@ -61,6 +63,30 @@ def test_nlcg_follows_its_oracle(options: dict[str, Any], own: dict[str, Any], r
         assert all(torch.equal(rule.scalars[name], value) for name, value in rules[0].scalars.items())
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "adapts", "own"),
+    [
+        ({}, DECAYS, {}),
+        ({"beta": "polak_ribiere", "step": "online"}, DECAYS, {"update_rule": "PR", "line_search": "Online"}),
+        ({"step": "online", "lars_coefficient": 0.05}, EVERYTHING, {"line_search": "Online", "lars_lr": 0.05}),
+    ],
+)
+def test_the_released_variant_of_nlcg_follows_the_authors_program(
+    options: dict[str, Any], adapts: dict[str, bool], own: dict[str, Any], ranks: int
+) -> None:
+    """Over steps that change the rate, take directions back and restore the rate; it differs from our variant."""
+    section = NlcgSection(variant="released", **options)
+    arrays, rules = trained(lambda share: Nlcg(share, section), ranks, adapts)
+    want, base = ml_ncg_oracle(DECAY, DECAYS, **own)
+    near(arrays.take(arrays.weights), want, 1e-3)
+    assert rules[0].scalars["base_rate"].item() == pytest.approx(base, rel=1e-5)
+    assert base < 1.0
+    ours, _ = trained(lambda share: Nlcg(share, section.model_copy(update={"variant": "displacement"})), 1, adapts)
+    with pytest.raises(AssertionError):
+        near(ours.take(ours.weights), want, 1e-2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(
     "options",
@@ -84,6 +110,16 @@ def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None
     assert not np.allclose(arrays.take(point)["large"], want["large"], atol=1e-3)
     assert [rule.scalars["reset_at"].item() for rule in rules] == [71.0] * ranks  # at 1, 11 and 31
     assert not isinstance(Sgd(arrays.shares(1)[0], nesterov=False), LookaheadOptimizer)
+
+
+def test_neumann_without_resets_is_nesterov_momentum() -> None:
+    """Lines 10 and 11 of algorithm 2, without regulariser: the fair baseline."""
+    section = NeumannSection(
+        alpha=0, beta=0, sgd_epochs=0, reset_epochs=1e6, on_reset="move", momentum_start=0.9, momentum_end=0.9
+    )
+    ours, nesterov = FlatArrays(start(), DECAYS), FlatArrays(start(), DECAYS)
+    found = ours.train(Neumann(ours.share(), section, PER_EPOCH), DECAY)
+    near(found, nesterov.train(Sgd(nesterov.share(), nesterov=True, form="unscaled"), DECAY, beta=0.9), 2e-5)
 
 
 @pytest.mark.parametrize("mode", ["step", "online"])

@@ -27,6 +27,7 @@ from tests.support.updates import (
     SHAPES,
     STEPS,
     compare,
+    google_lars_2018,
     gradients,
     lamb_oracle,
     momentum_oracle,
@@ -68,6 +69,16 @@ def test_lars_follows_its_oracle(
     )
     want = momentum_oracle(ratio_of, form, nesterov, decay, decays, adapts)
     compare(arrays.train(optimizer, decay), want)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-1])
+def test_lars_follows_googles_code_of_2018(eps: float) -> None:
+    decays = {name: name != "gamma" for name in SHAPES}
+    adapts = {name: name not in ("gamma", "zero") for name in SHAPES}  # "zero" is the bias, which starts at 0
+    arrays = FlatArrays(start(), decays, adapts)
+    optimizer = Lars(arrays.share(), nesterov=False, trust_coefficient=0.05, eps=eps, trust="l2_in_loss", form="scaled")
+    want = google_lars_2018(0.05, 0.05, eps, {"gamma"}, {"zero"})
+    compare(arrays.train(optimizer, 0.05), want)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +181,13 @@ def test_batch_norm_and_biases_neither_decay_nor_scale() -> None:
     adapting = segments_of(adapt_all=True)
     assert all(s.uses_trust_ratio for s in adapting.values())
     assert {name for name, s in adapting.items() if s.uses_weight_decay} == weights
+    decaying = segments_of(decay_biases=True)
+    assert {name for name, s in decaying.items() if s.uses_weight_decay} == weights | {"fc.bias"}
+    assert {name for name, s in decaying.items() if s.uses_trust_ratio} == weights
 
 
 def test_the_skip_list_takes_names_and_patterns() -> None:
-    plain, skipping = segments_of(), segments_of(skip=("fc.*", "conv1.weight"), adapt_all=True)
+    plain, skipping = segments_of(), segments_of(skip=("fc.*", "conv1.weight"), adapt_all=True, decay_biases=True)
     for name in ("fc.weight", "fc.bias", "conv1.weight"):
         assert (skipping[name].uses_weight_decay, skipping[name].uses_trust_ratio) == (False, False)
     assert {n for n, s in plain.items() if s.uses_weight_decay} - {"fc.weight", "conv1.weight"} == {

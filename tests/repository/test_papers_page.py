@@ -1,0 +1,83 @@
+"""docs/explanation/papers.md is what presets, tests and result pages say; `python -m tools.papers_page` writes it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools import paper_evidence, papers_page
+from tools.paper_evidence import EvidenceError
+
+LEARNING = "benchmarks/results/learning/photographs-techniques.md"
+
+
+def test_the_page_is_what_its_sources_say() -> None:
+    assert papers_page.TARGET.read_text(encoding="utf-8") == papers_page.render(), "run: python -m tools.papers_page"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: paper_evidence.check_test("tests/repository/test_papers_page.py::test_that_is_gone"),
+        lambda: paper_evidence.check_test("tests/repository/no_file.py::test_it"),
+        lambda: paper_evidence.quote_sentence(LEARNING, "A sentence that this page does not have."),
+        lambda: paper_evidence.quote_sentence(f"{LEARNING}#no-such-section", "Best"),
+        lambda: paper_evidence.quote_cells(LEARNING, [("batch norm over 5", "from the first")]),
+        lambda: paper_evidence.study_result("no-such-study"),
+    ],
+)
+def test_evidence_that_does_not_exist_is_an_error(ask: Callable[[], object]) -> None:
+    with pytest.raises(EvidenceError):
+        ask()
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("[akiba2017-32k]", "[]"),  # a preset without a paper
+        ("row: 16", "row: 17"),  # an option that no preset of the paper sets
+        ("train.optimizer.trust:", "train.optimizer.truth:"),  # no option
+        ("test_neumann_follows_its_oracle", "test_neumann_follows"),  # no test
+        ("podscale/pytorch/optim/neumann.py", "podscale/pytorch/optim/newmann.py"),  # no file
+    ],
+)
+def test_a_table_of_evidence_that_drifted_is_an_error(
+    written: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = papers_page.DATA.read_text(encoding="utf-8")
+    assert written in text
+    data = tmp_path / "papers.yaml"
+    data.write_text(text.replace(written, instead), encoding="utf-8")
+    monkeypatch.setattr(papers_page, "DATA", data)
+    with pytest.raises(EvidenceError):
+        papers_page.render()
+
+
+def test_cells_are_found_by_their_rows_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = "| a | b | c |\n|---|---|---|\n| 1 | x | 2 |\n| 1 | y | 3 |\n"
+    (tmp_path / "page.md").write_text(f"# Page\n\n## One\n\n{table}", encoding="utf-8")
+    monkeypatch.setattr(paper_evidence, "ROOT", tmp_path)
+    quotation = paper_evidence.quote_cells("page.md#one", [("1", "c"), ("1, y", "c")])
+    assert quotation.text == "1, c: 2; 1, y, c: 3"
+
+
+def test_a_study_gives_two_findings_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_evidence, "STUDY_RESULTS", tmp_path)
+    monkeypatch.setattr(paper_evidence, "STUDY_DOCUMENTS", tmp_path)
+    (tmp_path / "fresh.yaml").write_text("name: fresh\ntitle: To be run\npapers: [You 2017]\n", encoding="utf-8")
+    assert (paper_evidence.studies_of("You 2017"), paper_evidence.studies_of("Jia 2018")) == (["fresh"], [])
+    assert paper_evidence.study_result("fresh") == paper_evidence.StudyResult("fresh", "To be run")
+    page = "# Done\n\nText.\n\n- One.\n- Two.\n- Three.\n\n![Curve](curve.svg)\n"
+    (tmp_path / "done.md").write_text(page, encoding="utf-8")
+    want = paper_evidence.StudyResult("done", "Done", ("One.", "Two."), "curve.svg", "Curve")
+    assert paper_evidence.study_result("done") == want
+
+
+def test_heads_give_their_sources_by_known_labels() -> None:
+    """A reader can tell for each number: paper, authors' code, secondary source, recalled, ours."""
+    known = {*papers_page.LABELS, *papers_page.OTHER_LABELS}
+    for preset in papers_page.published_presets().values():
+        labels = {label for label, _ in preset.paragraphs}
+        assert labels <= known, preset.name
+        assert "Claim" in labels, preset.name
+        assert labels & {"Ours", "Settings"}, preset.name

@@ -1,0 +1,252 @@
+"""Trajectories of the published presets: 20 steps of a tiny network on 64 images, by PyTorch and by JAX.
+
+The whole schedule of a preset takes place in these steps. Its rows are compared as they are. The training has them with
+rates scaled to a peak at which the network learns, and with constants that would not act in 20 steps multiplied. So the
+losses show the form of every rule, and the rows the value of every constant.
+
+Write the golden file, on purpose: `python -m tests.support.preset_trajectories`.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale import models
+from podscale.config import RunConfig, load
+from podscale.models.resnet import BASIC, IMAGENET_BLOCKS
+from podscale.pipelines.presets import preset_names, resolve_preset
+from podscale.training import schedules
+
+GOLDEN = Path(__file__).with_name("preset_trajectories.json")
+STEPS, IMAGES, SIDE, CLASSES = 20, 64, 16, 10
+PEAK_RATES = {"sgd": 0.05, "lars": 0.5, "lamb": 0.01, "nlcg": 0.05, "neumann": 0.1, "shampoo": 0.1, "rmsprop": 0.01}
+DECAY_FACTOR, EPS_FACTOR, TRUST_FACTOR, ALPHA_FACTOR = 100.0, 1e3, 20.0, 1e5
+SHALLOW = patch.dict(IMAGENET_BLOCKS, resnet18=(BASIC, (1, 1, 1, 1)))
+"""A ResNet-18 of one block a stage."""
+
+
+class Trajectory(NamedTuple):
+    """Schedule rows [steps, 3] of a preset, losses [steps], and the mean of batch norm's final running variances."""
+
+    schedule: list[list[float]]
+    losses: list[float]
+    variance: float
+
+
+def published_presets() -> list[str]:
+    return [name for name in preset_names() if load(resolve_preset(name)).claim.source is not None]
+
+
+def golden() -> dict[str, Trajectory]:
+    return {name: Trajectory(**values) for name, values in json.loads(GOLDEN.read_text()).items()}
+
+
+def tiny(name: str, changes: Sequence[str] = (), *, engine: str = "pytorch") -> RunConfig:
+    """Return a preset's document, with `changes` (`key=value`), for a network of width 8 on one device."""
+    values = load(resolve_preset(name), list(changes)).model_dump()
+    model, train, images = values["model"], values["train"], values["input"]
+    norm, optimizer = model["batch_norm"], train["optimizer"]
+    options = {"block", "blurpool", "stochastic_depth", "zero_init_last_gamma"} & set(model)
+    if optimizer["eps"] is not None:
+        optimizer["eps"] *= EPS_FACTOR
+    optimizer["trust_coefficient"] *= TRUST_FACTOR if optimizer["name"] == "lars" else 1.0
+    optimizer["neumann"]["alpha"] *= ALPHA_FACTOR if optimizer["name"] == "neumann" else 1.0
+    keys = {"accumulation", "epochs", "label_smoothing", "loss", "binary_threshold", "mix", "optimizer", "schedule"}
+    phases = [
+        {key: value for key, value in phase.items() if key not in ("image_size", "crop")} for phase in train["phases"]
+    ]
+    return RunConfig.model_validate(
+        {
+            "run": {"id": name, "seed": 1},
+            "input": {key: images[key] for key in ("mean", "std")} | {"image_size": SIDE, "loader": "torchvision"},
+            "model": {key: model[key] for key in options}
+            | {"name": "resnet18", "stem": "small", "width": 8}
+            | {"batch_norm": {key: norm[key] for key in ("momentum", "eps", "running")}},
+            "train": {key: train[key] for key in keys} | {"phases": phases, "global_batch": IMAGES, "engine": engine},
+        }
+    )
+
+
+def schedule_rows(config: RunConfig) -> npt.NDArray[np.float32]:
+    """Return the schedule of a run compressed into `STEPS` steps."""
+    return schedules.step_table(config.train, samples(config))  # type: ignore[arg-type]
+
+
+def samples(config: RunConfig) -> float:
+    return IMAGES * STEPS / config.train.epochs
+
+
+def scaled_rows(config: RunConfig) -> npt.NDArray[np.float32]:
+    """Return the rows with the rate that the tiny network can take, and a weight decay that acts in 20 steps."""
+    train = config.train
+    factors = [PEAK_RATES[train.optimizer.name] / train.schedule.learning_rate, 1.0, DECAY_FACTOR]
+    return (schedule_rows(config) * factors).astype(np.float32)
+
+
+@cache
+def data() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return images with a pattern for each class under noise, [n, side, side, 3], and labels."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, CLASSES, IMAGES)
+    patterns = generator.uniform(40, 215, (CLASSES, SIDE, SIDE, 3))
+    images = patterns[labels] + generator.normal(0, 40, (IMAGES, SIDE, SIDE, 3))
+    return images.clip(0, 255).astype(np.uint8), labels
+
+
+def initial_weights(config: RunConfig) -> dict[str, npt.NDArray[np.float32]]:
+    """Return He's initialisation by name, the same for both engines, with biases that a decay of theirs changes."""
+    generator, weights = np.random.default_rng(1), {}
+    for parameter in models.model_spec(config.model, CLASSES).parameters:
+        is_last = parameter.name.endswith("bn2.weight") and config.model.zero_init_last_gamma
+        if parameter.role == "weight":
+            value = generator.normal(0, np.sqrt(2 / np.prod(parameter.shape[1:])), parameter.shape)
+        elif parameter.role == "bias":
+            value = generator.normal(0, 1, parameter.shape)
+        else:
+            is_scale = parameter.role == "norm" and parameter.name.endswith("weight") and not is_last
+            value = np.full(parameter.shape, float(is_scale))
+        weights[parameter.name] = value.astype(np.float32)
+    return weights
+
+
+@contextmanager
+def torch_world() -> Iterator[Any]:
+    """Join a world of one rank, with one thread."""
+    import torch
+
+    from podscale.pytorch.world import join_world, leave_world
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield join_world(60.0, {})
+    finally:
+        leave_world()
+        torch.set_num_threads(threads)
+
+
+def train_in_torch(config: RunConfig, world: Any) -> Trajectory:
+    """Train by the engine's own train step, on one rank (see `torch_world`)."""
+    import torch
+
+    from podscale.data.loaders.base import Batch
+    from podscale.pytorch.device_prefetcher import DeviceBatch
+    from podscale.pytorch.trainer import build_model_on_device, build_train_step
+
+    rows, (images, labels) = scaled_rows(config), data()
+    with SHALLOW, patch.object(schedules, "step_table", lambda *_: rows):
+        spec, model = models.model_spec(config.model, CLASSES), build_model_on_device(config, world, CLASSES)
+        for name, value in initial_weights(config).items():
+            model.get_parameter(name).data.copy_(torch.from_numpy(value))
+        step = build_train_step(config, world, model, spec, samples(config))  # type: ignore[arg-type]
+    losses = []
+    for number in range(STEPS):
+        keys = np.arange(IMAGES, dtype=np.uint64)
+        host = Batch(images, labels, keys, np.ones(IMAGES, np.float32), number)
+        result = step(DeviceBatch(torch.from_numpy(images), torch.from_numpy(labels), host), lambda _: nullcontext())
+        assert result.finite, (config.run.id, number)
+        losses.append(float(result.loss))
+    step.reducer.close()
+    variances = [float(value.mean()) for name, value in model.named_buffers() if name.endswith("running_var")]
+    return Trajectory(schedule_rows(config).tolist(), losses, float(np.mean(variances)))
+
+
+def train_in_jax(config: RunConfig) -> list[float]:
+    """Return the losses by the engine's own network, loss and optimizer, on one device."""
+    # A step depends neither on running statistics nor on the initialisation; rate, momentum and decay are its inputs.
+    same_norm = config.model.batch_norm.model_copy(update={"momentum": 0.1})
+    model = config.model.model_copy(update={"zero_init_last_gamma": True, "batch_norm": same_norm})
+    optimizer = config.train.optimizer.model_copy(update={"momentum": 0.9, "weight_decay": 0.0})
+    gradients_of = _jax_gradients(model.model_dump_json())
+    begin, update = _jax_update(optimizer.model_dump_json(), model.model_dump_json())
+    with SHALLOW:
+        weights: Any = initial_weights(config)
+    state, losses = begin(weights), []
+    for row in scaled_rows(config):
+        loss, gradients = gradients_of(weights, config.train.label_smoothing)
+        state, weights = update(state, gradients, row)
+        losses.append(float(loss))
+    return losses
+
+
+@cache
+def _jax_gradients(model: str) -> Any:
+    """Return the compiled function of weights and label smoothing to loss and gradients, for a model section."""
+    import jax
+    import jax.numpy as jnp
+
+    from podscale.config import InputSection, ModelSection
+    from podscale.jax.device_prefetcher import normalise
+    from podscale.jax.models import build_model
+    from podscale.jax.train_step import smoothed_cross_entropy
+
+    section = ModelSection.model_validate_json(model)
+    with SHALLOW:
+        spec = models.model_spec(section, CLASSES)
+    statistics = {buffer.name: jnp.full(buffer.shape, float("var" in buffer.name)) for buffer in spec.buffers}
+    apply, (images, labels) = build_model(section), data()
+    inputs = normalise(jnp.asarray(images), InputSection())
+
+    def loss_of(weights: Any, smoothing: float) -> Any:
+        with SHALLOW:
+            logits, _ = apply(weights, statistics, inputs, train=True)
+        return smoothed_cross_entropy(logits, jnp.asarray(labels), smoothing)
+
+    return jax.jit(jax.value_and_grad(loss_of))
+
+
+@cache
+def _jax_update(section: str, model: str) -> tuple[Any, Any]:
+    """Return a function of weights to the first state, and the compiled one of (state, gradients, row) to the next."""
+    import jax
+    import jax.numpy as jnp
+
+    from podscale.config import ModelSection
+    from podscale.config.optimizer import OptimizerSection
+    from podscale.jax.flat_buffers import ParamLayout
+    from podscale.jax.optim import HyperParams, OptState, build_optimizer, build_param_shard
+
+    chosen = OptimizerSection.model_validate_json(section)
+    with SHALLOW:
+        spec = models.model_spec(ModelSection.model_validate_json(model), CLASSES)
+    layout = ParamLayout({parameter.name: parameter.shape for parameter in spec.parameters}, bucket_elements=10**6)
+    optimizer = build_optimizer(chosen)
+
+    def begin(weights: Any) -> Any:
+        buckets, first = layout.pack(weights), optimizer.initial_moments.items()
+        moments = {name: tuple(jnp.full_like(bucket, value) for bucket in buckets) for name, value in first}
+        return buckets, OptState(moments, {name: jnp.zeros(()) for name in optimizer.scalar_names})
+
+    @jax.jit
+    def update(state: Any, gradients: Any, row: Any) -> Any:
+        buckets, opt_state = state
+        shard, hyper = build_param_shard(chosen, layout, spec), HyperParams(*row)
+        result = optimizer.step(shard, buckets, layout.pack(gradients), opt_state, hyper, jnp.array(True))
+        return (result.weights, result.opt_state), layout.unpack(result.weights)
+
+    return begin, update
+
+
+def _rounded(trajectory: Trajectory) -> dict[str, Any]:
+    rows = [[float(f"{value:.7g}") for value in row] for row in trajectory.schedule]
+    losses = [round(loss, 6) for loss in trajectory.losses]
+    return {"schedule": rows, "losses": losses, "variance": round(trajectory.variance, 6)}
+
+
+def main() -> None:
+    """Write the golden file from the PyTorch engine."""
+    with torch_world() as world:
+        found = {name: train_in_torch(tiny(name), world) for name in published_presets()}
+    lines = [f"{json.dumps(name)}: {json.dumps(_rounded(trajectory))}" for name, trajectory in found.items()]
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Change one formula or constant at a time and check that a test fails: `python -m tools.mutation_check [PART ...]`.
+
+Each mutation replaces a text of one module as a forked child imports it, and runs the tests that should notice. No file
+changes. A mutation that no test notices is reported, and the exit code is 1.
+`tests/unit/pipelines/test_preset_trajectories.py` changes constants of presets, one at a time.
+
+Args (of the command):
+    PART: run only the mutations whose name contains one of these.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch  # noqa: F401 (imported once, before the forks)
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIM, EXTREME = "tests/unit/pytorch/optim/test_optim.py", "tests/unit/pytorch/optim/test_extreme.py"
+PARITY, JAX_OPTIM = "tests/unit/pytorch/optim/test_torch_parity.py", "tests/jax/optim/test_optim.py"
+SCHEDULES = "tests/unit/training/test_schedules.py"
+PYTORCH, JAX = "podscale/pytorch/optim", "podscale/jax/optim"
+
+
+class Mutation(NamedTuple):
+    """Replacement of `old`, which occurs once in `path`, and the tests that notice it, as arguments of pytest."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        "rate inside the buffer in the scaled form",
+        f"{PYTORCH}/sgd.py",
+        "return torch.ones_like(rate), rate * ratio",
+        "return rate * ratio, torch.ones_like(rate)",
+        f"{OPTIM} -k googles",
+    ),
+    Mutation(
+        "rate inside the buffer in the scaled form, JAX",
+        f"{JAX}/sgd.py",
+        "return jnp.ones_like(rate), rate * ratio",
+        "return rate * ratio, jnp.ones_like(rate)",
+        f"{JAX_OPTIM} -k googles",
+    ),
+    Mutation(
+        "rate outside of the buffer in the unscaled form",
+        f"{PYTORCH}/sgd.py",
+        "return rate * ratio, torch.ones_like(rate)",
+        "return torch.ones_like(rate), rate * ratio",
+        f"{OPTIM} -k sgd_with_the_rate",
+    ),
+    Mutation(
+        "decay of the ratio missing with l2_in_loss",
+        f"{PYTORCH}/lars.py",
+        'if self._trust != "norm_of_sum":',
+        'if self._trust == "sum_of_norms":',
+        f"{OPTIM} -k googles",
+    ),
+    Mutation(
+        "decay of the ratio missing with l2_in_loss, JAX",
+        f"{JAX}/lars.py",
+        'if self.trust != "norm_of_sum":',
+        'if self.trust == "sum_of_norms":',
+        f"{JAX_OPTIM} -k googles",
+    ),
+    Mutation(
+        "norm of the gradient without the L2 term with l2_in_loss",
+        f"{PYTORCH}/lars.py",
+        'of_sum = self._trust != "sum_of_norms"',
+        'of_sum = self._trust == "norm_of_sum"',
+        f"{OPTIM} -k googles",
+    ),
+    Mutation(
+        "norm of the gradient without the L2 term with l2_in_loss, JAX",
+        f"{JAX}/lars.py",
+        'gradients if self.trust == "sum_of_norms" else directions',
+        'directions if self.trust == "norm_of_sum" else gradients',
+        f"{JAX_OPTIM} -k googles",
+    ),
+    Mutation(
+        "eps of LARS left out",
+        f"{PYTORCH}/lars.py",
+        "denominator = g + self._eps",
+        "denominator = g",
+        f"{OPTIM} -k googles",
+    ),
+    Mutation(
+        "eps of LARS left out, JAX",
+        f"{JAX}/lars.py",
+        "denominator = g + self.eps",
+        "denominator = g",
+        f"{JAX_OPTIM} -k googles",
+    ),
+    Mutation(
+        "decayed biases are scaled too",
+        "podscale/training/param_layout.py",
+        "adapts = is_treated or section.adapt_all",
+        "adapts = decays or section.adapt_all",
+        f"{OPTIM} -k neither_decay",
+    ),
+    Mutation(
+        "biases decay without being asked",
+        "podscale/training/param_layout.py",
+        'section.decay_biases and parameter.role == "bias"',
+        'parameter.role == "bias"',
+        f"{OPTIM} -k neither_decay",
+    ),
+    Mutation(
+        "released NLCG by the true displacement",
+        f"{PYTORCH}/nlcg.py",
+        "hyper.learning_rate * self._rate_control.base if self._is_released else self._old_rate",
+        "self._old_rate",
+        f"{EXTREME} -k released",
+    ),
+    Mutation(
+        "released NLCG keeps the direction after it is taken back",
+        f"{PYTORCH}/nlcg.py",
+        "        if self._is_released:\n            self._move_and",
+        "        if False:\n            self._move_and",
+        f"{EXTREME} -k released",
+    ),
+    Mutation(
+        "online compares before it updates",
+        f"{PYTORCH}/nlcg.py",
+        "average if self._updates_first else self._average",
+        "self._average",
+        f"{EXTREME} -k released",
+    ),
+    Mutation("decay of NLCG's loss 0.9 for 0.7", f"{PYTORCH}/nlcg.py", "LOSS_DECAY = 0.7", "LOSS_DECAY = 0.9", EXTREME),
+    Mutation(
+        "NLCG compares every 4 steps",
+        f"{PYTORCH}/nlcg.py",
+        "COMPARE_EVERY_STEPS = 5",
+        "COMPARE_EVERY_STEPS = 4",
+        EXTREME,
+    ),
+    Mutation("eps of NLCG 1e-4 for 1e-8", f"{PYTORCH}/nlcg.py", "EPS = 1e-8", "EPS = 1e-4", f"{EXTREME} -k nlcg"),
+    Mutation(
+        "eps of TensorFlow's RMSProp beside the root",
+        f"{PYTORCH}/adaptive.py",
+        'if self._variant == "torch":\n            roots',
+        "if True:\n            roots",
+        f"{PARITY} -k rmsprop",
+    ),
+    Mutation(
+        "TensorFlow's RMSProp begins at 0",
+        f"{PYTORCH}/adaptive.py",
+        'shard.zeros() if variant == "torch" else torch.ones_like(shard.zeros())',
+        "shard.zeros()",
+        f"{PARITY} -k rmsprop",
+    ),
+    Mutation(
+        "Neumann moves by the previous buffer",
+        f"{PYTORCH}/neumann.py",
+        'if section.moves_by == "previous":',
+        'if section.moves_by == "current":',
+        f"{EXTREME} -k nesterov",
+    ),
+    Mutation(
+        "gamma of Neumann swapped with 1 - gamma",
+        f"{PYTORCH}/neumann.py",
+        "1.0 - section.gamma, 0.0)",
+        "section.gamma, 0.0)",
+        f"{EXTREME} -k neumann_follows",
+    ),
+    Mutation(
+        "momentum correction inverted",
+        "podscale/training/schedules.py",
+        "momenta * now / np.where(corrected, before, 1.0)",
+        "momenta * before / np.where(corrected, now, 1.0)",
+        f"{SCHEDULES} -k correction",
+    ),
+    Mutation(
+        "decay from the start of the schedule",
+        "podscale/training/schedules.py",
+        'begin = warmup if schedule.decay_from == "warmup" else 0.0',
+        "begin = 0.0",
+        "tests/unit/pipelines/test_presets.py -k yings_runs",
+    ),
+    Mutation(
+        "running statistics keep 0.1 of the old",
+        "podscale/pytorch/batch_norm/layer.py",
+        "running, self.part_size, self.momentum, self.eps)",
+        "running, self.part_size, 1 - self.momentum, self.eps)",
+        "tests/distributed/pytorch/test_batch_norm.py -k share_statistics",
+    ),
+)
+
+
+class MutatedSource(Loader, MetaPathFinder):
+    """Finder and loader of one module, with a replacement in its source."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._path = ROOT / mutation.path
+        self._module = mutation.path.removesuffix(".py").replace("/", ".")
+        text = self._path.read_text(encoding="utf-8")
+        assert text.count(mutation.old) == 1, f"{mutation.name}: the text is not in {mutation.path} once"
+        self._source = text.replace(mutation.old, mutation.new)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return spec_from_loader(name, self, origin=str(self._path)) if name == self._module else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
+
+
+def is_noticed(mutation: Mutation) -> bool:
+    """Return True if a test fails with the mutation, which only a forked child sees."""
+    finder = MutatedSource(mutation)
+    arguments = ["-q", "-x", "-n0", "-p", "no:cacheprovider", *mutation.tests.split()]
+    if mutation.tests.startswith("tests/jax/"):
+        arguments.append("--noconftest")  # its conftest runs tests in a process that would import the original
+    child = os.fork()
+    if child == 0:
+        sys.meta_path.insert(0, finder)
+        with Path(os.devnull).open("w", encoding="utf-8") as sink, redirect_stdout(sink), redirect_stderr(sink):
+            code = pytest.main(arguments)
+        os._exit(int(code))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 1), f"{mutation.name}: pytest {mutation.tests} ended with exit code {code}"
+    return code == 1
+
+
+def main(parts: list[str]) -> int:
+    """Run the mutations, print each one's outcome, and return the exit code."""
+    chosen = [each for each in MUTATIONS if not parts or any(part in each.name for part in parts)]
+    missed = 0
+    for mutation in chosen:
+        noticed = is_noticed(mutation)
+        missed += not noticed
+        print(f"{'noticed' if noticed else 'MISSED '}  {mutation.name} ({mutation.tests})", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} noticed")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
