@@ -81,6 +81,9 @@ def study(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit.")
     ] = None,
+    results_only: Annotated[
+        bool, typer.Option("--results-only", help="Write the results of the trials so far; run nothing.")
+    ] = False,
     *,
     package: StudyPackageOptions,
     cluster: ClusterOptions,
@@ -96,7 +99,9 @@ def study(
         raise InputError("the folder does not exist", field="--out", got=str(out))
     from podscale.study.console import StudyOptions, run_study
 
-    run_study(_load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out))
+    run_study(
+        _load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out, results_only)
+    )
 
 
 def _load_study(document: str, changes: Sequence[str], defaults: "DefaultValues | None" = None) -> "StudyDocument":

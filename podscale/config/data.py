@@ -70,6 +70,13 @@ class DataSection(Section):
     validation_fraction: float = result_field(
         0.2, "Fraction of the images held out for validation if the source has no validation split.", gt=0, lt=1
     )
+    holdout_fraction: float | None = result_field(
+        None,
+        "Fraction of the training images that become the validation split, instead of the source's validation images, "
+        "which are left out. For choosing options by other images than those of the final evaluation.",
+        gt=0,
+        lt=1,
+    )
     stratify: bool = result_field(True, "Hold out the same fraction of every class instead of a plain hash split.")
     seed: int = result_field(0, "Seed of the held-out fraction and of the global pre-shuffle.", ge=0, lt=2**63)
     shard_bytes: int = result_field(256 * 2**20, "Target size of one shard, bytes.", ge=4096)

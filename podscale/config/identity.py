@@ -72,9 +72,27 @@ def fingerprint(values: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def changed_result_values(config: BaseModel) -> dict[str, Any]:
+    """Return the result values that differ from their defaults; an option that is new in a version changes nothing."""
+    return dict(_iter_changed_values(config, ""))
+
+
+def _iter_changed_values(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
+    dumped = model.model_dump(mode="json", exclude_defaults=True)
+    for name, info in type(model).model_fields.items():
+        value, extra = getattr(model, name), info.json_schema_extra
+        if isinstance(value, BaseModel):
+            yield from _iter_changed_values(value, f"{prefix}{name}.")
+        elif name in dumped and isinstance(extra, dict) and extra.get("x-class") == FieldClass.RESULT.value:
+            yield f"{prefix}{name}", dumped[name]
+
+
 def data_fingerprint(data: DataSection) -> str:
     """Return the name of a data section's shard set in <workspace>/datasets/."""
-    return fingerprint(field_values(data, FieldClass.RESULT))
+    values = field_values(data, FieldClass.RESULT)
+    if data.holdout_fraction is None:
+        del values["holdout_fraction"]  # so that shard sets older than the option keep their names
+    return fingerprint(values)
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:

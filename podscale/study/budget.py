@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from podscale.config import RunConfig
 from podscale.config.batch_phases import batch_phases
-from podscale.study.grid import TrialGrid
+from podscale.study.grid import TrialGrid, training_epochs
 from podscale.study.records import GetRecord
 from podscale.study.sweep_series import PlannedTrial, SweepSeries, Trial
 from podscale.util import host_info
@@ -191,4 +191,5 @@ def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
     phases = batch_phases(config.train)
     ends = [*(phase.start for phase in phases[1:]), config.train.epochs]
     steps = sum((end - phase.start) / phase.global_batch for phase, end in zip(phases, ends, strict=True))
-    return config.train.epochs, steps
+    epochs = training_epochs(config)
+    return epochs, steps + (epochs - config.train.epochs) / config.train.global_batch

@@ -29,6 +29,7 @@ class StudyOptions(NamedTuple):
         jobs: Trials at a time; 0 to choose by GPUs and cores.
         time_box_minutes: Time limit; None for the study's own.
         out: Folder for a copy of the results.
+        results_only: Write the results of the records so far; run nothing.
     """
 
     dry_run: bool
@@ -37,6 +38,7 @@ class StudyOptions(NamedTuple):
     restart: bool
     keep_runs: bool
     out: Path | None
+    results_only: bool = False
 
 
 def run_study(study: StudyDocument, options: StudyOptions) -> None:
@@ -44,6 +46,9 @@ def run_study(study: StudyDocument, options: StudyOptions) -> None:
     grid = TrialGrid(study)
     config = grid.series[0].config
     records = RecordStore(config.run.workspace)
+    if options.results_only:
+        _write_results(study, options.out)
+        return
     if options.restart and not options.dry_run:
         for key in grid.known_trials(records.get):  # all keys first: those of sweeps follow from other records
             records.delete(key)
@@ -74,13 +79,13 @@ def _run_and_write(runner: StudyRunner, out: Path | None) -> None:
     try:
         runner.run()
     except (SigtermReceived, KeyboardInterrupt) as stop:
-        _write_results(runner, out)
+        _write_if_any(runner, out)
         if isinstance(stop, KeyboardInterrupt):
             raise
         left = len(grid.due_trials(get)) + len(grid.pending_trials(get))
         problem = f"stopped on request with {format_count(left, 'trial')} left"
         raise Preempted(problem, field=f"study {grid.study.name}", hint="The same command continues.") from None
-    _write_results(runner, out)
+    _write_if_any(runner, out)
     if runner.failures:
         failures = "\n".join(f"  {name}: {error}" for name, error in runner.failures.items())
         raise PodscaleError(
@@ -90,10 +95,14 @@ def _run_and_write(runner: StudyRunner, out: Path | None) -> None:
         )
 
 
-def _write_results(runner: StudyRunner, out: Path | None) -> None:
-    if not study_results(runner.grid, runner.records.get).records:
-        return
-    files = write_study_results(runner.grid.study)
+def _write_if_any(runner: StudyRunner, out: Path | None) -> None:
+    """Write the results, unless no trial has a record."""
+    if study_results(runner.grid, runner.records.get).records:
+        _write_results(runner.grid.study, out)
+
+
+def _write_results(study: StudyDocument, out: Path | None) -> None:
+    files = write_study_results(study)
     for path in files if out is not None else ():
         shutil.copyfile(path, (out or Path()) / path.name)
     print(files[0].read_text(encoding="utf-8").partition("\n![")[0].rstrip())

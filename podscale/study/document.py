@@ -1,20 +1,19 @@
 """Study document: the base run, the variants and the grid applied to it, and the settings of the results."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from podscale.config import Defaults, RunConfig, loads, option_names
-from podscale.config.document import format_overrides, loads_as, merge_values, read_text
+from podscale.config import RunConfig, loads
+from podscale.config.document import format_overrides
 from podscale.config.fields import Section, conflict_error
-from podscale.errors import InputError
+from podscale.study.criteria import CriterionSection, OptionValues, SelectionSection, search_candidates
 
 RATE_OPTION = "train.schedule.learning_rate"
 BATCH_OPTION = "train.global_batch"
-OptionValues = dict[str, Any]
-"""Options of a run document by dotted name; a value may be a section, of which only the named options are set."""
+MIN_SEEDS = 3
+"""Fewest seeds of a study with criteria."""
 
 
 class SweepSection(Section):
@@ -68,6 +67,36 @@ class Variant(Section):
     name: str = Field(..., min_length=1, max_length=60)
     set: OptionValues = Field({}, description="Options of the variant, by dotted name.")
     learning_rate: RateSection | None = Field(None, description="Learning rate; default: the study's.")
+    search: dict[str, tuple[Any, ...]] = Field(
+        {}, description="Values to try by option, in all combinations; `selection` chooses among them."
+    )
+    search_of: str | None = Field(
+        None, description="Variant whose chosen options this one uses too, instead of a search of its own."
+    )
+
+    @property
+    def candidates(self) -> list[OptionValues]:
+        """Return the combinations to try; empty without a search."""
+        return search_candidates(self.search) if self.search else []
+
+    @model_validator(mode="after")
+    def _check_search(self) -> "Variant":
+        for option, values in self.search.items():
+            if not values or len(set(map(repr, values))) < len(values):
+                raise conflict_error(f"search.{option}", "needs values, each once", got=values)
+            if option in self.set:
+                raise conflict_error(f"search.{option}", f"set by {self.name} as well", hint="Remove one.")
+        if self.search and self.search_of is not None:
+            raise conflict_error("search_of", f"{self.name} has a search of its own", got=self.search_of)
+        return self
+
+
+class ProvenanceSection(Section):
+    """Version of the document's file; `podscale study` fills it in."""
+
+    file: str = Field("", description="Name of the file.")
+    commit: str | None = Field(None, description="Last commit of the file; none if it differs from that or has none.")
+    committed: str | None = Field(None, description="Date of that commit, ISO 8601.")
 
 
 class StudyDocument(Section):
@@ -88,6 +117,13 @@ class StudyDocument(Section):
     variants: tuple[Variant, ...] = Field((Variant(name="as it is"),), min_length=1)
     grid: dict[str, tuple[Any, ...]] = Field({}, description="Values by dotted option; all combinations run.")
     seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Values of run.seed.")
+    papers: tuple[str, ...] = Field((), description="Papers whose claim the study tests, such as `You 2017`.")
+    selection: SelectionSection | None = Field(
+        None, description="Selection of the options in each variant's `search`, before its seeds run."
+    )
+    criteria: tuple[CriterionSection, ...] = Field((), description="Pass criteria, written before the run.")
+    passes: Literal["all", "any"] = Field("all", description="Criteria that must pass for the study to pass.")
+    provenance: ProvenanceSection | None = None
     learning_rate: RateSection | None = Field(None, description="Learning rate; default: the run's.")
     choose: Literal["accuracy", "updates"] = Field(
         "accuracy", description="Criterion of a sweep: the best last top-1, or the fewest steps to the target."
@@ -119,7 +155,43 @@ class StudyDocument(Section):
         if self.choose == "updates" and self.target is None:
             raise conflict_error("target", "missing, and choose=updates needs it")
         self._check_rates(names)
+        self._check_selection(names)
+        self._check_criteria(names)
         return self
+
+    def _check_selection(self, names: list[str]) -> None:
+        """Check that all searches have equally many candidates, and that every reference is to a search."""
+        searching = {variant.name: len(variant.candidates) for variant in self.variants if variant.search}
+        if searching and self.selection is None:
+            raise conflict_error("selection", "missing, and a variant has a search")
+        if len(set(searching.values())) > 1:
+            counts = ", ".join(f"{name} {count}" for name, count in searching.items())
+            problem = f"the variants try different numbers of candidates ({counts})"
+            raise conflict_error("variants.search", problem, hint="Give every search the same number.")
+        for variant in self.variants:
+            if variant.search_of is not None and variant.search_of not in searching:
+                raise conflict_error(
+                    "search_of", f"not a variant with a search, for {variant.name}", got=variant.search_of
+                )
+            if (variant.search or variant.search_of) and self.rate_of(variant) is not None:
+                raise conflict_error("learning_rate", f"{variant.name} has a search too", hint="Search the rate.")
+            for option in variant.search:
+                if option in self.grid:
+                    raise conflict_error(f"search.{option}", "varied by the grid as well", hint="Remove one.")
+
+    def _check_criteria(self, names: list[str]) -> None:
+        if self.criteria and len(self.seeds) < MIN_SEEDS:
+            raise conflict_error("seeds", f"criteria need at least {MIN_SEEDS}", got=self.seeds)
+        if self.criteria and any((rate := self.rate_of(one)) and rate.sweep for one in self.variants):
+            hint = "Use `search`, whose trials are judged by other images than the results."
+            raise conflict_error("learning_rate.sweep", "not together with criteria", hint=hint)
+        for criterion in self.criteria:
+            for name in (criterion.variant, *criterion.others):
+                if name not in names:
+                    raise conflict_error("criteria", f"unknown variant, in {criterion.name}", got=name)
+            for option, value in [*criterion.at.items(), *criterion.than_at.items()]:
+                if value not in self.grid.get(option, ()):
+                    raise conflict_error("criteria.at", f"{option} is not in the grid, in {criterion.name}", got=value)
 
     def _check_rates(self, names: list[str]) -> None:
         """Check that every chain of `at` references ends at a variant with a rate of its own."""
@@ -151,44 +223,6 @@ class StudyDocument(Section):
 
     def config(self, settings: Mapping[str, Any]) -> RunConfig:
         """Return the run document with these settings on top of the study's. Raises InputError if it is not valid."""
-        assert not isinstance(self.run, str), "read_study puts the document in its place"
+        assert not isinstance(self.run, str), "read_study replaces the name by the document"
         base = [*format_overrides(self.run), *format_overrides(self.set), *format_overrides(settings)]
         return loads("{}", f"study {self.name}", base)
-
-
-def read_study(
-    path: Path, changes: Mapping[str, Any], find_run: Any, defaults: Defaults | None = None
-) -> StudyDocument:
-    """Read the study at `path` and embed the run document that it names.
-
-    Args:
-        changes: options applied to every trial.
-        find_run: maps the name of the run (preset or path) to its file.
-        defaults: defaults of the run document.
-
-    Raises:
-        InputError: the file is not readable, a key is unknown or a value is wrong.
-    """
-    study = loads_as(StudyDocument, read_text(path), str(path))
-    run = study.run
-    if isinstance(run, str):
-        neighbour = path.parent / run
-        file = find_run(str(neighbour) if neighbour.is_file() else run)
-        # Without built-in defaults, which depend on the study's settings.
-        run = _read_mapping(read_text(file), str(file))
-    if defaults is not None:
-        run = merge_values(_read_mapping(defaults.text, defaults.name), run)
-    study = study.model_copy(update={"run": run, "set": {**study.set, **changes}})
-    known = set(option_names())
-    if unknown := [name for name in study.grid if name not in known]:
-        hint = "docs/reference/options.md lists them."
-        raise InputError("unknown option", field="grid", got=unknown[0], hint=hint, location=str(path))
-    return study
-
-
-def _read_mapping(text: str, name: str) -> dict[str, Any]:
-    return dict(loads_as(_AnyMapping, text, name).model_extra or {})
-
-
-class _AnyMapping(Section, extra="allow"):
-    """Any mapping; its content is checked later, together with the study's settings."""

@@ -1,11 +1,13 @@
 """Grid of a study: expands the document into sweep series and selects the trials that are due."""
 
+import math
 from collections.abc import Sequence
 from itertools import product
 
 from podscale.config import RunConfig
 from podscale.errors import InputError, InputErrors
-from podscale.study.document import BATCH_OPTION, OptionValues, StudyDocument
+from podscale.study.criteria import OptionValues
+from podscale.study.document import BATCH_OPTION, StudyDocument
 from podscale.study.records import GetRecord, trial_key
 from podscale.study.sweep_series import GridPoint, PlannedTrial, SweepSeries, Trial
 
@@ -23,6 +25,7 @@ class TrialGrid:
         self.series = [self.build_series(variant.name, point) for point in self.points for variant in study.variants]
         for series in self.series:
             series.check()
+        self._check_budgets()
 
     @property
     def workspace(self) -> str:
@@ -39,10 +42,31 @@ class TrialGrid:
                 location=f"study {self.study.name}",
             )
         section, depends_on = self.study.rate_of(self.study.variant(variant)), None
+        if (searched := self.study.variant(variant).search_of) is not None:
+            depends_on = self.build_series(searched, point)
         if section is not None and isinstance(section.at, str):
             batch = {} if section.batch is None else {BATCH_OPTION: section.batch}
             depends_on = self.build_series(section.at, tuple((name, batch.get(name, value)) for name, value in point))
         return SweepSeries(self.study, self.study.variant(variant), point, depends_on, self.config)
+
+    def _check_budgets(self) -> None:
+        """Check that the variants of each criterion train on equally many images."""
+        last = {option: values[-1] for option, values in self.study.grid.items()}
+        for criterion in self.study.criteria:
+            here = {**last, **criterion.at}
+            there = {**last, **(criterion.than_at or criterion.at)}
+            first = self.build_series(criterion.variant, tuple(here.items()))
+            for name in criterion.others:
+                other = self.build_series(name, tuple(there.items()))
+                budgets = training_epochs(first.config), training_epochs(other.config)
+                if criterion.budget == "equal" and not math.isclose(*budgets, rel_tol=1e-3):
+                    raise InputError(
+                        f"{first.name} trains for {budgets[0]:g} epochs, {other.name} for {budgets[1]:g}",
+                        field="criteria.budget",
+                        got=criterion.name,
+                        hint="Make them equal, or set budget: free.",
+                        location=f"study {self.study.name}",
+                    )
 
     def config(self, settings: OptionValues, seed: int) -> RunConfig:
         """Return the run document of these settings, with the trial key as run.id."""
@@ -81,6 +105,12 @@ class TrialGrid:
         """Group the series into waves that depend on earlier waves only."""
         depths = range(max(series.depth for series in self.series) + 1)
         return [[series for series in self.series if series.depth == depth] for depth in depths]
+
+
+def training_epochs(config: RunConfig) -> float:
+    """Return the epochs of a trial, with those of its ensemble's collapses."""
+    members = len(config.ensemble.member_cycles) if config.ensemble.cycles else 0
+    return config.train.epochs + members * config.ensemble.collapse.epochs
 
 
 def _name_trial(error: InputError, trial: str) -> InputError:

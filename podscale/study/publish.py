@@ -2,11 +2,13 @@
 
 import csv
 import io
+import json
 import os
 import platform
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,20 @@ from podscale.report.page import render_framed_page
 from podscale.study.blocks import BulletBlock, ChartBlock, ResultBlock, TableBlock, TextBlock
 from podscale.study.document import StudyDocument
 from podscale.study.grid import TrialGrid
+from podscale.study.protocol import ProtocolLaunch, describe_protocol, first_launch, protocol_digest, read_launches
 from podscale.study.records import RecordStore
 from podscale.study.result_charts import chart_blocks
 from podscale.study.result_summary import summary_sentences
-from podscale.study.result_tables import comparison_table, learning_rate_table, range_table, trial_table
+from podscale.study.result_tables import candidate_table, comparison_table, range_table, trial_table
 from podscale.study.results import StudyResults, study_results
+from podscale.study.verdict import study_verdict
+from podscale.study.verdict_blocks import criteria_table, verdict_text
 from podscale.util import env, host_info
 from podscale.util.files import write_atomically
 from podscale.version import VERSION, installed
+
+VERDICT_FORMAT = 1
+"""Version of <name>.verdict.json; increase it when a key changes its meaning."""
 
 
 def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
@@ -30,22 +38,41 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
     study = results.study
     if study.question:
         yield TextBlock(study.question.strip())
-    if sentences := list(summary_sentences(results)):
+    verdict = study_verdict(results) if study.criteria else None
+    sentences = [*([verdict_text(verdict)] if verdict is not None else []), *summary_sentences(results)]
+    if sentences:
         yield BulletBlock(sentences)
     yield from chart_blocks(results)
-    for x in results.xs:
-        yield comparison_table(results, results.groups_at(x), "" if x is None else results.axis_label(x))
+    if verdict is not None:
+        yield criteria_table(verdict)
+    if results.has_numeric_axis and len(results.lines) == 1:
+        yield comparison_table(results, results.groups, f"By {results.axis_name}", by_axis=True)
+    else:
+        for x in results.xs:
+            yield comparison_table(results, results.groups_at(x), _caption(results, x))
     if results.has_numeric_axis and len(results.lines) > 1:
         yield range_table(results)
-    if any(group.sweep_records for group in results.groups):
-        yield learning_rate_table(results)
+    if any(group.candidates for group in results.groups):
+        yield candidate_table(results)
     if study.reading:
         yield TextBlock(study.reading.strip())
     yield trial_table(results)
 
 
-def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> list[Path]:
-    """Write <name>.md, <name>-*.svg, <name>.html and <name>.csv; `head` are lines below the title. Return the paths."""
+def _caption(results: StudyResults, x: Any) -> str:
+    """Return the caption of the comparison at a point of the horizontal axis; "" if no other table precedes it."""
+    if x is not None:
+        return results.axis_label(x)
+    return "Results" if results.study.criteria else ""
+
+
+def write_results(
+    results: StudyResults, folder: Path, head: Sequence[str], launches: Sequence[ProtocolLaunch] = ()
+) -> list[Path]:
+    """Write <name>.md, <name>-*.svg, <name>.html, <name>.csv and, with criteria, <name>.verdict.json.
+
+    `head` are lines below the title. Returns the paths.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name, blocks = results.study.name, list(result_blocks(results))
     files = {
@@ -54,6 +81,8 @@ def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> l
         f"{name}.csv": render_csv(results),
         **{f"{name}-{block.name}.svg": block.svg() for block in blocks if isinstance(block, ChartBlock)},
     }
+    if results.study.criteria:
+        files[f"{name}.verdict.json"] = render_verdict(results, launches)
     for file, content in files.items():
         write_atomically(folder / file, content)
     return [folder / file for file in files]
@@ -62,7 +91,9 @@ def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> l
 def write_study_results(study: StudyDocument) -> list[Path]:
     """Write the results of the records so far into the study's workspace directory."""
     results, folder = _recorded_results(study)
-    return write_results(results, folder, measurement_conditions())
+    launches = read_launches(folder)
+    protocol = describe_protocol(study, launches) if study.criteria else []
+    return write_results(results, folder, [*measurement_conditions(), *protocol], launches)
 
 
 def markdown_without_charts(study: StudyDocument) -> str:
@@ -70,7 +101,8 @@ def markdown_without_charts(study: StudyDocument) -> str:
     results, folder = _recorded_results(study)
     blocks = [block for block in result_blocks(results) if not isinstance(block, ChartBlock)]
     page = TextBlock(f"The charts are in `{folder / results.study.name}.html`.")
-    return render_markdown(results, [*blocks, page], measurement_conditions())
+    protocol = describe_protocol(study, read_launches(folder)) if study.criteria else []
+    return render_markdown(results, [*blocks, page], [*measurement_conditions(), *protocol])
 
 
 def _recorded_results(study: StudyDocument) -> tuple[StudyResults, Path]:
@@ -104,6 +136,26 @@ def render_markdown(results: StudyResults, blocks: Sequence[ResultBlock], head: 
     for block in blocks:
         lines += [*block.markdown(results.study.name), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def render_verdict(results: StudyResults, launches: Sequence[ProtocolLaunch]) -> str:
+    """Render the verdict as JSON for other generators (docs/how-to/studies.md has the keys)."""
+    study = results.study
+    digest = protocol_digest(study)
+    launch = first_launch(launches, digest)
+    finished = sum(len(group.records) for group in results.groups)
+    values = {
+        "format": VERDICT_FORMAT,
+        "study": study.name,
+        "title": study.title or study.name,
+        "papers": list(study.papers),
+        **study_verdict(results).to_json(),
+        "protocol": {"digest": digest, "launch": None if launch is None else asdict(launch)},
+        "trials": {"done": len(results.records), "left": results.unfinished_trials},
+        "trainings": {"done": finished, "expected": sum(group.expected for group in results.groups)},
+        "page": f"{study.name}.md",
+    }
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def render_results_page(results: StudyResults, blocks: Sequence[ResultBlock], head: Sequence[str]) -> str:

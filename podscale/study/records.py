@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from podscale.config import RunConfig, result_values
-from podscale.config.identity import fingerprint
+from podscale.config import RunConfig
+from podscale.config.identity import changed_result_values, fingerprint
 from podscale.runs import local_path
 from podscale.util.files import write_json
 
@@ -37,6 +37,8 @@ class TrialRecord:
         masked: Steps skipped because the loss or a gradient was not finite.
         cpu_seconds: User and system time of all processes; 0 if the trial took more than one launch.
         date: UTC, ISO 8601.
+        members: Top-1 of each member; `top1` and `loss` are then those of the ensemble, and the curve is that of the
+            run in cycles.
     """
 
     cell: str
@@ -55,6 +57,7 @@ class TrialRecord:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     date: str = ""
+    members: tuple[float, ...] = ()
 
     @property
     def is_measured(self) -> bool:
@@ -74,8 +77,11 @@ class TrialRecord:
 
 
 def trial_key(config: RunConfig) -> str:
-    """Return a hash of the options that affect the result, valid as run.id, so that studies share equal trials."""
-    return f"cell-{fingerprint(result_values(config))}"
+    """Return a hash of the options that affect the result, valid as run.id, so that studies share equal trials.
+
+    Options at their defaults do not count, so that records stay valid in a version with more options.
+    """
+    return f"cell-{fingerprint(changed_result_values(config))}"
 
 
 GetRecord = Callable[[str], TrialRecord | None]
@@ -118,4 +124,5 @@ def parse_record(text: str) -> TrialRecord:
     """Parse a record file; ignore the fields of other versions."""
     names = {entry.name for entry in fields(TrialRecord)}
     values = {name: value for name, value in json.loads(text).items() if name in names}
-    return TrialRecord(**{**values, "curve": tuple(EvaluationPoint(**point) for point in values.get("curve", ()))})
+    curve = tuple(EvaluationPoint(**point) for point in values.get("curve", ()))
+    return TrialRecord(**{**values, "curve": curve, "members": tuple(values.get("members", ()))})

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from podscale.report.markup import format_percent
 from podscale.study.results import ResultGroup, StudyResults
-from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
-from podscale.study.sweep_series import format_option_value
+from podscale.study.seed_statistics import mean_deviation_percent
+from podscale.study.sweep_series import format_choice, format_option_value
 from podscale.util.formatting import format_count
 
 
@@ -17,7 +17,7 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
     if len(last) > 1:
         best = max(last, key=lambda group: statistics.fmean(group.top1s))
         at = f" at {results.axis_label(best.x)}" if best.x is not None else ""
-        equal = [group.line for group in last if group is not best and _is_noise(group, best)]
+        equal = [group.line for group in last if group is not best and _is_noise(results, group, best)]
         noise = f"; within noise of it: {', '.join(equal)}" if equal else ""
         yield f"Best{at}: {best.line}, {mean_deviation_percent(best.top1s)} (n = {len(best.top1s)}){noise}."
     if results.has_numeric_axis:
@@ -32,6 +32,19 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
                 yield f"{line}: {first} at {format_option_value(start)}, {holds}."
     for line in results.lines:
         yield from _critical_batch_sentence(results, line)
+    for group in results.groups:
+        yield from _edge_sentences(group)
+
+
+def _edge_sentences(group: ResultGroup) -> Iterator[str]:
+    """Yield a warning for each option whose chosen value is the smallest or the largest of those searched."""
+    for option, values in group.series.variant.search.items():
+        is_ordered = len(values) > 2 and all(isinstance(one, int | float) for one in values)
+        if group.choice is None or not is_ordered or group.choice[option] not in (min(values), max(values)):
+            continue
+        end = "largest" if group.choice[option] == max(values) else "smallest"
+        value = format_choice({option: group.choice[option]})
+        yield f"{group.series.name}: {value} is the {end} value searched; a better one may lie beyond it."
 
 
 def _critical_batch_sentence(results: StudyResults, line: str) -> Iterator[str]:
@@ -55,6 +68,6 @@ def _critical_batch_sentence(results: StudyResults, line: str) -> Iterator[str]:
     yield f"{line}: {summary}{'; measured: ' + ', '.join(measured) if measured else ''}."
 
 
-def _is_noise(group: ResultGroup, best: ResultGroup) -> bool:
-    difference = mean_difference(best.top1s, group.top1s)
+def _is_noise(results: StudyResults, group: ResultGroup, best: ResultGroup) -> bool:
+    difference = results.difference(best, group)
     return difference is not None and difference.is_noise

@@ -8,31 +8,52 @@ from podscale.study.blocks import TableBlock
 from podscale.study.records import TrialRecord
 from podscale.study.results import ResultGroup, StudyResults
 from podscale.study.seed_statistics import mean_deviation, mean_deviation_percent, mean_difference
-from podscale.study.sweep_series import format_option_value
+from podscale.study.sweep_series import format_choice, format_option_value
 
 
-def comparison_table(results: StudyResults, groups: Sequence[ResultGroup], caption: str) -> TableBlock:
-    """Return the results of each group over the seeds, and its difference from the first group."""
+def comparison_table(
+    results: StudyResults, groups: Sequence[ResultGroup], caption: str, *, by_axis: bool = False
+) -> TableBlock:
+    """Return the results of each group over the seeds, and its difference from the first group.
+
+    Rows have the names of their lines, or, `by_axis`, of their points on the horizontal axis.
+    """
     target = results.study.target
-    heads = ["", "rate", "steps", "n", "top-1, mean and deviation", "from the first", "training loss, nats"]
+    heads = [
+        "",
+        "rate" if results.study.selection is None else "chosen",
+        "steps",
+        "n",
+        "top-1, mean and deviation",
+        "from the first",
+        "training loss, nats",
+    ]
     if target is not None:
         heads[4:4] = [f"steps to {format_percent(target)}", "epochs"]
     rows = []
     for group in groups:
         n = f"{len(group.top1s)} of {group.expected}" if len(group.records) < group.expected else str(len(group.top1s))
         cells = [
-            group.line,
-            f"{group.rate:g}" if group.rate is not None else "not chosen yet",
+            results.axis_label(group.x) if by_axis else group.line,
+            _chosen_text(group),
             f"{group.steps:,}" if group.steps is not None else "",
             n + (f" ({group.diverged} diverged)" if group.diverged else ""),
             mean_deviation_percent(group.top1s) if group.records else "",
-            str(mean_difference(groups[0].top1s, group.top1s) or "") if group is not groups[0] else "",
+            str(results.difference(groups[0], group) or "") if group is not groups[0] else "",
             f"{group.training_loss:.3f}" if group.training_loss is not None else "",
         ]
         if target is not None:
             cells[4:4] = _target_cells(group, target)
         rows.append(cells)
     return TableBlock(heads, rows, caption)
+
+
+def _chosen_text(group: ResultGroup) -> str:
+    """Return the learning rate of the trainings, or the options that a search has chosen for them."""
+    if group.choice is None or group.rate is None:
+        return "not chosen yet"
+    is_searched = group.series.variant.search or group.series.variant.search_of
+    return format_choice(group.choice) if is_searched else f"{group.rate:g}"
 
 
 def _target_cells(group: ResultGroup, target: float) -> list[str]:
@@ -56,20 +77,21 @@ def range_table(results: StudyResults) -> TableBlock:
     return TableBlock(["", *labels, f"from {labels[0]} to {labels[-1]}"], rows, f"Top-1 by {results.axis_name}")
 
 
-def learning_rate_table(results: StudyResults) -> TableBlock:
-    """Return the learning rates tried, with the mean top-1 of each."""
-    rows = []
-    for group in results.groups:
-        rates = [_rate_text(rate, records, best=rate == group.rate) for rate, records in group.sweep_records.items()]
-        if rates:
-            rows.append([group.series.name, ", ".join(rates)])
-    return TableBlock(["", "rate: top-1"], rows, "Learning rates tried (* chosen)", text_columns=2)
+def candidate_table(results: StudyResults) -> TableBlock:
+    """Return the options tried, with the mean top-1 of each."""
+    rows = [
+        [group.series.name, format_choice(one) + (" *" if one == group.choice else ""), _mean_top1(records)]
+        for group in results.groups
+        for one, records in group.candidates
+    ]
+    images = "held-out training images" if results.study.selection is not None else "the reported images"
+    caption = f"Options tried: {len(rows)} (* chosen)"
+    return TableBlock(["", "options", f"top-1 on {images}"], rows, caption, text_columns=2, is_collapsed=True)
 
 
-def _rate_text(rate: float, records: Sequence[TrialRecord], *, best: bool) -> str:
+def _mean_top1(records: Sequence[TrialRecord]) -> str:
     top1s = [record.top1 for record in records if record.top1 is not None]
-    mean = format_percent(statistics.fmean(top1s), 2) if len(top1s) == len(records) else "diverged"
-    return f"{rate:g}{'*' if best else ''}: {mean}"
+    return format_percent(statistics.fmean(top1s), 2) if len(top1s) == len(records) else "diverged"
 
 
 def trial_table(results: StudyResults) -> TableBlock:

@@ -6,33 +6,44 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from podscale.study.criteria import OptionValues
 from podscale.study.critical_batch import CriticalBatch, critical_batch
-from podscale.study.document import BATCH_OPTION, StudyDocument
+from podscale.study.document import BATCH_OPTION, RATE_OPTION, StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
-from podscale.study.seed_statistics import mean_deviation, mean_difference
+from podscale.study.seed_statistics import MeanDifference, mean_deviation, mean_difference, paired_difference
 from podscale.study.sweep_series import SweepSeries, format_option_value, known_records, short_option_name
 
 
 @dataclass(frozen=True)
 class ResultGroup:
-    """Trainings of one line at one grid point: all seeds at the chosen learning rate.
+    """Trainings of one line at one grid point: all seeds with the chosen options.
 
     Args:
         line: Name of the line in charts and tables.
         x: Value on the horizontal axis.
-        rate: Chosen learning rate; None until it is known.
+        choice: Chosen options; None until they are known.
         expected: Number of trainings that the study requires.
-        sweep_records: Records of the sweep, by learning rate.
+        candidates: Options that were tried, with the records of each.
+        selection_score: Sort key of the chosen options in the selection.
     """
 
     series: SweepSeries
     line: str
     x: Any
-    rate: float | None
+    choice: OptionValues | None
     records: Sequence[TrialRecord]
     expected: int
-    sweep_records: dict[float, list[TrialRecord]]
+    candidates: Sequence[tuple[OptionValues, list[TrialRecord]]]
+    selection_score: tuple[float, ...] | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Learning rate of the trainings; None until it is known."""
+        if self.choice is None:
+            return None
+        rate: float = self.choice.get(RATE_OPTION, self.series.config.train.schedule.learning_rate)
+        return rate
 
     @cached_property
     def top1s(self) -> list[float]:
@@ -52,6 +63,11 @@ class ResultGroup:
     def training_loss(self) -> float | None:
         losses = [record.training_loss for record in self.records if record.training_loss is not None]
         return fmean(losses) if losses else None
+
+    @property
+    def record_lists(self) -> list[Sequence[TrialRecord]]:
+        """Lists of all records behind this group."""
+        return [self.records, *(records for _, records in self.candidates)]
 
     def steps_to_target(self, target: float) -> list[tuple[float, float]]:
         """Return (steps, epochs) of the trainings that reached the target."""
@@ -94,6 +110,21 @@ class StudyResults:
     def axis_label(self, x: Any) -> str:
         return f"{self.axis_name} {format_option_value(x)}"
 
+    def difference(self, first: ResultGroup, group: ResultGroup) -> MeanDifference | None:
+        """Return the difference of top-1 of a group from another; paired by seed in a study with criteria.
+
+        Returns None if there is nothing to compare.
+        """
+        if not self.study.criteria:
+            return mean_difference(first.top1s, group.top1s)
+        by_seed = {record.seed: record.top1 for record in first.records if record.top1 is not None}
+        pairs = [
+            record.top1 - by_seed[record.seed]
+            for record in group.records
+            if record.top1 is not None and record.seed in by_seed
+        ]
+        return paired_difference(pairs) if pairs else None
+
     def groups_of_line(self, line: str) -> list[ResultGroup]:
         return [group for group in self.groups if group.line == line]
 
@@ -108,7 +139,7 @@ class StudyResults:
     @property
     def records(self) -> list[TrialRecord]:
         """Distinct records behind these results."""
-        lists = [records for group in self.groups for records in (group.records, *group.sweep_records.values())]
+        lists = [records for group in self.groups for records in group.record_lists]
         return list({record.cell: record for records in lists for record in records}.values())
 
     def critical_batch(self, line: str) -> CriticalBatch | None:
@@ -136,7 +167,7 @@ class StudyResults:
         first, *others = self.groups_of_line(line)
         last = first.x if len(first.top1s) > 1 and any(len(group.top1s) > 1 for group in others) else None
         for group in others:
-            change = mean_difference(first.top1s, group.top1s)
+            change = self.difference(first, group)
             if change is None or change.half_width is None or group.diverged:
                 break
             if change.value < 0 and not change.is_noise:
@@ -153,14 +184,17 @@ def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:
 def _build_group(study: StudyDocument, series: SweepSeries, get: GetRecord) -> ResultGroup:
     values = [f"{short_option_name(name)} {value}" for name, value in series.point if name != study.axis_option]
     name = [series.variant.name] if len(study.variants) > 1 or not values else []
-    rate = series.chosen_rate(get)
-    sweep = {rate: known_records(series.sweep_trials(rate), get) for rate in series.sweep_rates(get)}
+    choice = series.choice(get)
+    tried = [
+        (candidate, known_records(series.candidate_trials(candidate), get)) for candidate in series.candidates(get)
+    ]
     return ResultGroup(
         series,
         ", ".join([*name, *values]),
         dict(series.point).get(study.axis_option or ""),
-        rate,
-        known_records(series.seed_trials(rate), get) if rate is not None else [],
+        choice,
+        known_records(series.seed_trials(choice), get) if choice is not None else [],
         len(study.seeds),
-        {rate: records for rate, records in sweep.items() if records},
+        [(one, records) for one, records in tried if records],
+        series.selection_score(get),
     )

@@ -23,9 +23,10 @@ from podscale.runs import RunDirectory, read_outcomes
 from podscale.stages import local
 from podscale.study.budget import TrialCosts
 from podscale.study.grid import TrialGrid
+from podscale.study.protocol import record_launch
 from podscale.study.records import RecordStore, TrialRecord
 from podscale.study.sweep_series import SweepSeries, Trial
-from podscale.study.trial import build_record, read_trial_history, trial_outcome
+from podscale.study.trial import build_record, read_trial_history, trial_directories, trial_outcome
 from podscale.util.files import write_atomically
 
 POLL_SECONDS = 0.05
@@ -73,11 +74,12 @@ class StudyRunner:
     _consecutive_failures: int = 0
 
     def prepare(self) -> None:
-        """Build the missing shard sets and check that every series can run here. Raises InputError."""
+        """Build the missing shard sets, check that every series can run here, and log the launch. Raises InputError."""
         for trial in self.grid.due_trials(self.records.get, self.series):
             if trial.priority == 0:
                 self._shard_set(trial.config)
                 preflight(trial.config, local.preflight_target())
+        record_launch(self.grid.study, self.study_directory)
 
     def run(self) -> None:
         """Run due trials until none is left or the time box is full.
@@ -153,8 +155,8 @@ class StudyRunner:
             self.records.add(record)
             self.ended.add(trial.key)
             self._consecutive_failures = 0
-            if not self.keep_runs:
-                shutil.rmtree(run.path, ignore_errors=True)
+            for path in () if self.keep_runs else trial_directories(trial.config):
+                shutil.rmtree(path, ignore_errors=True)
             for path in (running.log, running.log.with_suffix(".json")):
                 path.unlink(missing_ok=True)
             return self.on_trial_end(trial, record, "")

@@ -31,7 +31,7 @@ def mean_deviation_percent(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Difference of two means; `half_width` is that of the 95 % interval (Student's t, pooled variance), if known."""
+    """Difference of two means; `half_width` is that of the 95 % interval (Student's t), if known."""
 
     value: float
     half_width: float | None
@@ -49,7 +49,7 @@ class MeanDifference:
 
 
 def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDifference | None:
-    """Return mean of `values` minus mean of `first`; None if one is empty."""
+    """Return mean of `values` minus mean of `first`, by the pooled variance; None if one is empty."""
     if not first or not values:
         return None
     difference = fmean(values) - fmean(first)
@@ -59,3 +59,15 @@ def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDiff
     squares = sum((v - fmean(group)) ** 2 for group in (first, values) for v in group)
     error = math.sqrt(squares / degrees * (1 / len(first) + 1 / len(values)))
     return MeanDifference(difference, student_95(degrees) * error)
+
+
+def paired_difference(differences: Sequence[float]) -> MeanDifference:
+    """Return the mean of the differences of pairs, with its 95 % interval; the values may also be ratios.
+
+    Args:
+        differences: one value a pair; not empty.
+    """
+    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+        return MeanDifference(fmean(differences), None)
+    error = stdev(differences) / math.sqrt(len(differences))
+    return MeanDifference(fmean(differences), student_95(len(differences) - 1) * error)

@@ -1,4 +1,4 @@
-"""Sweep series of a study, one variant at one grid point: the rates of its sweep, then every seed at the chosen rate.
+"""Sweep series of a study, one variant at one grid point: the options it tries, then every seed with the chosen ones.
 
 Everything here depends only on the document and the records so far.
 """
@@ -11,7 +11,8 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.study.document import RATE_OPTION, OptionValues, RateSection, StudyDocument, Variant
+from podscale.study.criteria import OptionValues
+from podscale.study.document import RATE_OPTION, RateSection, StudyDocument, Variant
 from podscale.study.records import GetRecord, TrialRecord
 
 GridPoint = tuple[tuple[str, Any], ...]
@@ -42,9 +43,15 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class Trial(PlannedTrial):
-    """One run of a study; `settings` are its options on top of the study's."""
+    """One run of a study.
+
+    Args:
+        settings: Options on top of the study's.
+        choice: Those of them that the series tries or has chosen.
+    """
 
     settings: OptionValues
+    choice: OptionValues
 
     @property
     def key(self) -> str:
@@ -56,12 +63,12 @@ class Trial(PlannedTrial):
 
     @property
     def name(self) -> str:
-        return f"{self.series}, rate {self.rate:g}, seed {self.seed}"
+        return f"{self.series}, {format_choice(self.choice or {RATE_OPTION: self.rate})}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class SweepSeries:
-    """One variant at one point of the grid; its learning rate follows from that of `depends_on`, if set."""
+    """One variant at one point of the grid; its learning rate or its choice follows from `depends_on`, if set."""
 
     study: StudyDocument
     variant: Variant
@@ -113,6 +120,15 @@ class SweepSeries:
                 got=section.sweep.seeds,
                 location=study,
             )
+        for candidate in self.variant.candidates:
+            for trial in self.candidate_trials(candidate):
+                if trial.config.data.holdout_fraction is None:
+                    raise InputError(
+                        "the selection would see the validation images of the results",
+                        field="selection.set",
+                        hint="Set data.holdout_fraction in it, such as 0.1.",
+                        location=study,
+                    )
         for name, _ in self.point:
             if name in self.variant.set:
                 raise InputError(f"set by the grid and by {self.variant.name}", field=name, location=study)
@@ -138,7 +154,8 @@ class SweepSeries:
             return []
         rates = [round_rate(centre * factor) for factor in section.sweep.factors]
         for _ in range(section.sweep.widen):
-            best = self._best_rate(rates, get)
+            found = self._best([{RATE_OPTION: rate} for rate in rates], get)
+            best = None if found is None else found[RATE_OPTION]
             if best == rates[0]:
                 rates.insert(0, round_rate(rates[0] * rates[0] / rates[1]))
             elif best == rates[-1]:
@@ -148,57 +165,87 @@ class SweepSeries:
         return rates
 
     def chosen_rate(self, get: GetRecord) -> float | None:
-        """Return the rate that all seeds run with; None until it is known."""
+        """Return the learning rate that all seeds run with; None until it is known."""
+        if self.variant.search or self.variant.search_of is not None:
+            choice = self.choice(get)
+            return None if choice is None else choice.get(RATE_OPTION, self.config.train.schedule.learning_rate)
         if self.rate_section is None:
             return self.config.train.schedule.learning_rate
         if self.rate_section.sweep is None:
             return self.rate_from_rule(get)
-        return self._best_rate(self.sweep_rates(get), get)
+        best = self._best([{RATE_OPTION: rate} for rate in self.sweep_rates(get)], get)
+        return None if best is None else best[RATE_OPTION]
+
+    def candidates(self, get: GetRecord) -> list[OptionValues]:
+        """Return the options to try that follow from the records so far."""
+        return self.variant.candidates or [{RATE_OPTION: rate} for rate in self.sweep_rates(get)]
+
+    def choice(self, get: GetRecord) -> OptionValues | None:
+        """Return the chosen options that all seeds run with; None until they are known."""
+        if self.variant.search:
+            return self._best(self.variant.candidates, get)
+        if self.variant.search_of is not None:
+            assert self.depends_on is not None
+            return self.depends_on.choice(get)
+        if self.rate_section is None:
+            return {}
+        rate = self.chosen_rate(get)
+        return None if rate is None else {RATE_OPTION: rate}
 
     def trials(self, get: GetRecord) -> Iterator[Trial]:
-        """Yield the trials known so far: the sweep, then every seed at the chosen rate. A trial may occur twice."""
-        for rate in self.sweep_rates(get):
-            yield from self.sweep_trials(rate)
-        if (chosen := self.chosen_rate(get)) is not None:
-            yield from self.seed_trials(chosen)
+        """Yield the trials known so far: those that try options, then every seed. A trial may occur twice."""
+        for candidate in self.candidates(get):
+            yield from self.candidate_trials(candidate)
+        if (choice := self.choice(get)) is not None:
+            yield from self.seed_trials(choice)
 
-    def sweep_trials(self, rate: float) -> list[Trial]:
-        """Return the trials that try a learning rate in the sweep."""
+    def candidate_trials(self, candidate: OptionValues) -> list[Trial]:
+        """Return the trials that try options, by a search or by a sweep of the learning rate."""
+        if self.variant.search:
+            selection = self.study.selection
+            assert selection is not None
+            return [self._trial(candidate, seed, 0, selection.set) for seed in selection.seeds]
         assert self.rate_section is not None
         assert self.rate_section.sweep is not None
-        return [self._trial(rate, seed, 0) for seed in self.study.seeds[: self.rate_section.sweep.seeds]]
+        return [self._trial(candidate, seed, 0) for seed in self.study.seeds[: self.rate_section.sweep.seeds]]
 
-    def seed_trials(self, rate: float) -> list[Trial]:
-        """Return a trial at this learning rate for each seed."""
-        return [self._trial(rate, seed, number) for number, seed in enumerate(self.study.seeds)]
+    def seed_trials(self, choice: OptionValues) -> list[Trial]:
+        """Return a trial with the chosen options for each seed."""
+        return [self._trial(choice, seed, number) for number, seed in enumerate(self.study.seeds)]
 
     def pending_trials(self, get: GetRecord) -> Iterator[PlannedTrial]:
-        """Yield the trials that wait for a rate: the sweep's if its centre is unknown, and the remaining seeds."""
-        if self.chosen_rate(get) is not None:
+        """Yield the trials that wait for a choice: the sweep's if its centre is unknown, and the remaining seeds."""
+        if self.choice(get) is not None:
             return
         section, seeds = self.rate_section, self.study.seeds
-        assert section is not None
-        sweep_seeds = section.sweep.seeds if section.sweep is not None else 0
-        if section.sweep is not None and not self.sweep_rates(get):
+        sweep_seeds = section.sweep.seeds if section is not None and section.sweep is not None else 0
+        if section is not None and section.sweep is not None and not self.sweep_rates(get):
             for seed in seeds[:sweep_seeds]:
                 yield from (PlannedTrial(self.name, seed, 0, self.config) for _ in section.sweep.factors)
         for number, seed in enumerate(seeds[sweep_seeds:], start=sweep_seeds):
             yield PlannedTrial(self.name, seed, number, self.config)
 
-    def _trial(self, rate: float, seed: int, priority: int) -> Trial:
-        settings = self.settings if self.rate_section is None else {**self.settings, RATE_OPTION: rate}
-        return Trial(self.name, seed, priority, self.build_config(settings, seed), settings)
+    def selection_score(self, get: GetRecord) -> tuple[float, ...] | None:
+        """Return the sort key of the chosen options in the selection; None without a search, or until it is done."""
+        choice = self.choice(get)
+        if not self.variant.search or choice is None:
+            return None
+        return self._score(known_records(self.candidate_trials(choice), get))
 
-    def _best_rate(self, rates: Sequence[float], get: GetRecord) -> float | None:
-        """Return the rate with the best mean score over the sweep's seeds; None until all are tried."""
-        scores = dict[float, tuple[float, ...]]()
-        for rate in rates:
-            trials = self.sweep_trials(rate)
+    def _trial(self, choice: OptionValues, seed: int, priority: int, extra: OptionValues | None = None) -> Trial:
+        settings = {**self.settings, **(extra or {}), **choice}
+        return Trial(self.name, seed, priority, self.build_config(settings, seed), settings, choice)
+
+    def _best(self, candidates: Sequence[OptionValues], get: GetRecord) -> OptionValues | None:
+        """Return the candidate with the best mean score over its seeds; None until all are tried."""
+        scores = list[tuple[float, ...]]()
+        for candidate in candidates:
+            trials = self.candidate_trials(candidate)
             records = known_records(trials, get)
             if len(records) < len(trials):
                 return None
-            scores[rate] = self._score(records)
-        return max(scores, key=lambda rate: scores[rate], default=None)
+            scores.append(self._score(records))
+        return candidates[scores.index(max(scores))] if scores else None
 
     def _score(self, records: Sequence[TrialRecord]) -> tuple[float, ...]:
         """Return the sort key: accuracy, then loss; before both, steps to target if the study chooses by those."""
@@ -218,6 +265,17 @@ def known_records(trials: Sequence[Trial], get: GetRecord) -> list[TrialRecord]:
 def round_rate(rate: float) -> float:
     """Round to four significant digits, so that tables show the exact rate that ran."""
     return float(f"{rate:.4g}")
+
+
+def format_choice(choice: OptionValues) -> str:
+    """Return options as text, such as `rate 0.2, trust coefficient 0.001`."""
+    names = {RATE_OPTION: "rate"}
+    return ", ".join(
+        f"{names.get(name, short_option_name(name))} {value:g}"
+        if isinstance(value, float)
+        else f"{short_option_name(name)} {format_option_value(value)}"
+        for name, value in choice.items()
+    )
 
 
 def short_option_name(option: str) -> str:

@@ -1,7 +1,8 @@
 """One trial: its process and the record built from its run directory.
 
 `python -m podscale.study.trial DOCUMENT SHARD_SET PARENT` trains as `podscale train` does, with the same exit codes.
-PARENT is the process ID of the study; the trial exits when the study does.
+If the document has an ensemble, its members are collapsed and evaluated together too. PARENT is the process ID of the
+study; the trial exits when the study does.
 """
 
 import json
@@ -13,8 +14,10 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, PodscaleError
+from podscale.evaluation.evaluation_json import read_evaluation
 from podscale.evaluation.history import RunHistory, finite_number, read_history
 from podscale.runs import RunDirectory
+from podscale.runs.ensemble_members import ensemble_members
 from podscale.stages import local
 from podscale.study.records import EvaluationPoint, TrialOutcome, TrialRecord
 from podscale.study.sweep_series import Trial
@@ -32,6 +35,11 @@ def run_trial(arguments: list[str]) -> int:
         with preempt_on_sigterm():
             config = RunConfig.model_validate_json(Path(document).read_text(encoding="utf-8"))
             local.train(config, shard_set)
+            members = ensemble_members(config)
+            for member in members:
+                local.train(member.config, shard_set)
+            if members:
+                local.evaluate(config, shard_set)
     except PodscaleError as error:
         print(error, file=sys.stderr, flush=True)
         return int(error.exit_code)
@@ -59,8 +67,27 @@ def build_record(trial: Trial, ended: TrialOutcome, error: str, history: RunHist
         code=_source_version(RunDirectory.for_config(trial.config)),
         images=images,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        **_result_fields(history, is_complete=ended == "done"),
+        **{
+            **_result_fields(history, is_complete=ended == "done"),
+            **(_ensemble_fields(trial.config) if ended == "done" else {}),
+        },
     )
+
+
+def _ensemble_fields(config: RunConfig) -> dict[str, Any]:
+    """Return the TrialRecord fields of an ensemble, which replace those of the run in cycles; none without one."""
+    if not config.ensemble.cycles:
+        return {}
+    evaluation = read_evaluation(RunDirectory.for_config(config).evaluation)
+    members = () if evaluation.ensemble is None else evaluation.ensemble.members
+    scores = evaluation.scores
+    return {"top1": scores.top1, "loss": scores.loss, "members": tuple(member.answered.top1 for member in members)}
+
+
+def trial_directories(config: RunConfig) -> list[Path]:
+    """Return the run directories of a trial: its own, and those of the members of its ensemble."""
+    configs = [config, *(member.config for member in ensemble_members(config))]
+    return [RunDirectory.for_config(one).path for one in configs]
 
 
 def read_trial_history(trial: Trial) -> RunHistory:

@@ -30,7 +30,7 @@ PLAN_FORMAT = 1
 
 SPLITS = (TRAIN, VALIDATION)
 _CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
-_ORDER_SALT, _SPLIT_SALT = b"order\0", b"split\0"
+_ORDER_SALT, _SPLIT_SALT, _HOLDOUT_SALT = b"order\0", b"split\0", b"holdout\0"
 
 IntArray = npt.NDArray[np.int64]
 
@@ -118,9 +118,12 @@ def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = 
     validation = _validation_mask(np.asarray(listing.splits), labels, names_hash, data)
     _check_classes(labels, validation, classes, data)
     order = np.lexsort((listing.sorted_rank(), _name_hashes(listing.names, _ORDER_SALT, data.seed), validation))
+    if data.holdout_fraction is not None:
+        order, validation = _hold_out_of_training(order, validation, labels, listing.names, data)
+        _check_classes(labels[order], validation[order], classes, data)
     columns = listing.columns(order)
     columns["label"] = labels[order].astype("<i4")
-    train = len(labels) - int(validation.sum())
+    train = len(order) - int(validation[order].sum())
     weights = _packed_bytes(columns["size"])
     bounds = {
         TRAIN: _shard_bounds(weights[:train], data, TRAIN),
@@ -235,15 +238,51 @@ def _validation_mask(
         if (source_splits < 0).any():
             raise _refusal(data, "gives the split of some images only", "Give it for all or for none.")
         return np.equal(source_splits, SPLITS.index(VALIDATION))
-    if not data.stratify:
-        return np.less(hashes, np.uint64(int(data.validation_fraction * 2**64)))
+    return _hash_mask(labels, hashes, data.validation_fraction, stratify=data.stratify)
+
+
+def _hash_mask(
+    labels: IntArray, hashes: npt.NDArray[np.uint64], fraction: float, *, stratify: bool
+) -> npt.NDArray[np.bool_]:
+    """Return the mask of a fraction of the images, those with the smallest hashes, of each class if `stratify`.
+
+    Args:
+        labels: int64 [n].
+        hashes: uint64 [n], hash of each image's name.
+        fraction: fraction of the images, between 0 and 1.
+    """
+    if not stratify:
+        return np.less(hashes, np.uint64(int(fraction * 2**64)))
     order = np.lexsort((hashes, labels))
     counts = np.bincount(labels)
     rank = np.empty(len(labels), dtype=np.int64)
     rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    share = np.maximum(np.floor(counts * data.validation_fraction + 0.5).astype(np.int64), 1)
-    held_out: npt.NDArray[np.bool_] = rank < np.minimum(share, counts - 1)[labels]
-    return held_out
+    share = np.maximum(np.floor(counts * fraction + 0.5).astype(np.int64), 1)
+    mask: npt.NDArray[np.bool_] = rank < np.minimum(share, counts - 1)[labels]
+    return mask
+
+
+def _hold_out_of_training(
+    order: IntArray, validation: npt.NDArray[np.bool_], labels: IntArray, names: Sequence[bytes], data: DataSection
+) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """Leave the validation images out, and hold `data.holdout_fraction` of the others out in their place.
+
+    Args:
+        order: int64 [n], rows in packing order.
+        validation: bool [n], mask of the validation images.
+        labels: int64 [n].
+        names: names of the images, by row.
+
+    Returns:
+        The order of the rows that are left, int64 [m], and the new mask, bool [n].
+    """
+    assert data.holdout_fraction is not None
+    rows = np.flatnonzero(~validation)
+    hashes = _name_hashes([names[row] for row in rows.tolist()], _HOLDOUT_SALT, data.seed)
+    mask = np.zeros_like(validation)
+    mask[rows] = _hash_mask(labels[rows], hashes, data.holdout_fraction, stratify=data.stratify)
+    left = order[~validation[order]]
+    return left[np.argsort(mask[left], kind="stable")], mask
 
 
 def _check_classes(labels: IntArray, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:

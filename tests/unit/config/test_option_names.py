@@ -13,7 +13,7 @@ from podscale.cli.documents import json_schema_text
 from podscale.config import RunConfig, dumps, json_schema, loads, option_names, result_values
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
-from podscale.config.identity import data_fingerprint, differences, field_values, fingerprint
+from podscale.config.identity import changed_result_values, data_fingerprint, differences, field_values, fingerprint
 
 OPTIONS = Path(__file__).parent / "test_options.txt"
 SCHEMA = Path(config.__file__).parent / "schema.json"
@@ -86,3 +86,15 @@ def test_the_schema_accepts_documents_and_refuses_what_the_model_refuses():
     for wrong in ({"trian": {}}, {"train": {"epochs": 0}}, {"model": {"name": "vgg"}}, {"run": {"id": "A"}}):
         with pytest.raises(jsonschema.ValidationError):
             validate.validate(json.loads(json.dumps(wrong)))
+
+
+def test_changed_values_leave_defaults_out():
+    """An option that a later version adds must not change the key of a study's trial."""
+    assert changed_result_values(RunConfig()) == {}
+    config = RunConfig.model_validate(
+        {"train": {"epochs": 7, "global_batch": 256, "phases": [{"start": 3, "momentum": 0.5}]}, "launch": {"nodes": 2}}
+    )
+    assert changed_result_values(config) == {
+        "train.epochs": 7.0,
+        "train.phases": [{"start": 3.0, "momentum": 0.5}],
+    }

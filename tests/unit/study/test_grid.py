@@ -191,7 +191,7 @@ class TestRates:
         top1 = {(0.1, 1): 0.9, (0.1, 2): 0.1, (0.2, 1): 0.6, (0.2, 2): 0.6}
         known = Known(grid, lambda trial: top1.get((trial.rate, trial.seed), 0.0))
         assert grid.series[0].chosen_rate(known.get) == 0.2
-        assert [trial.seed for trial in grid.series[0].seed_trials(0.2)] == [1, 2, 3]
+        assert [trial.seed for trial in grid.series[0].seed_trials({"train.schedule.learning_rate": 0.2})] == [1, 2, 3]
 
     def test_the_fewest_steps_to_the_target_may_decide(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2, 4], "widen": 0}}

@@ -196,3 +196,17 @@ def test_listing_reports_progress() -> None:
     updates: list[ProgressUpdate] = []
     plan_shards(Fixed(images(30)), DataSection(source="x"), updates.append)
     assert (updates[-1].stage, updates[-1].images, updates[-1].done) == ("list", 30, True)
+
+
+@pytest.mark.parametrize("stratify", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_held_out_part_of_the_training_images_replaces_the_validation_images(given: bool, stratify: bool) -> None:
+    items = images(1000, 2)
+    if given:
+        items = [item._replace(split="validation" if i % 5 == 0 else "train") for i, item in enumerate(items)]
+    data = DataSection(source="x", stratify=stratify)
+    reported = split_of(plan_shards(Fixed(items), data))
+    selection = split_of(plan_shards(Fixed(items), data.model_copy(update={"holdout_fraction": 0.1})))
+    assert set(selection) == {name for name, split in reported.items() if split == "train"}
+    held_out = sum(split == "validation" for split in selection.values())
+    assert held_out == (80 if stratify else pytest.approx(80, abs=30))
