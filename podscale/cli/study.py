@@ -132,7 +132,8 @@ def _write_package(
 def _kfp_package(study: "StudyDocument", package: StudyPackageOptions) -> str:
     from podscale.pipelines.study_pipeline import study_package
 
-    return study_package(study, parallel=package.parallel, kfp=package.kfp)
+    text: str = study_package(study, parallel=package.parallel, kfp=package.kfp)
+    return text
 
 
 def _experiment(study: "StudyDocument", config: "RunConfig", package: StudyPackageOptions) -> str:

@@ -75,7 +75,8 @@ class ResNetSpec:
 def resnet_spec(model: ModelSection) -> ResNetSpec:
     is_v2, is_cifar = model.block == "v2", model.name in CIFAR_BLOCKS
     if is_cifar:
-        block, depths, channels = BASIC, 3 * (CIFAR_BLOCKS[model.name],), CIFAR_CHANNELS * model.width // 64
+        block, channels = BASIC, CIFAR_CHANNELS * model.width // 64
+        depths: tuple[int, ...] = 3 * (CIFAR_BLOCKS[model.name],)
     else:
         (block, depths), channels = IMAGENET_BLOCKS[model.name], model.width
     shortcut = model.shortcut or ("padding" if is_cifar and not is_v2 else "projection")
@@ -122,7 +123,7 @@ def _block(
     after = _strided(path, stride)
     if network.is_preactivated:
         yield LayerSpec(f"{name}.bn1", "norm", channels, channels, path=path)
-        norms = ("bn2", "bn3", "") if network.block == BOTTLENECK else ("bn2", "")
+        norms: tuple[str, ...] = ("bn2", "bn3", "") if network.block == BOTTLENECK else ("bn2", "")
     else:
         norms = ("bn1", "bn2", "bn3")
     if network.block == BASIC:

@@ -36,6 +36,8 @@ def resnet(model: ModelSection, classes: int) -> "ResNet":
 class ResNet(nn.Module):
     """Images float [n, 3, height, width] -> logits [n, classes]."""
 
+    bn_last: nn.Module
+
     def __init__(self, spec: ResNetSpec, classes: int, norm: NormFactory, depth_rate: float = 0.0) -> None:
         super().__init__()
         builder, channels = BlockBuilder(spec, norm, depth_rate), spec.channels
