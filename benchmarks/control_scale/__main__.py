@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,8 +114,9 @@ class Measurement:
     def _measure_starts(self, level: Level) -> None:
         """Start runs of both kinds in turn, each kind first in every second pair."""
         for pair in range(self.given.pairs):
+            kinds: list[tuple[list[Start], Callable[[], Start]]]
             kinds = [(level.ours, self.runs.submit), (level.plain, self.runs.create_by_hand)]
-            for starts, start in kinds if pair % 2 == 0 else reversed(kinds):
+            for starts, start in kinds if pair % 2 == 0 else kinds[::-1]:
                 starts.append(start())
         name = f"ours-{level.others}"
         level.event_seconds = statistics.median(
@@ -147,7 +148,7 @@ class Measurement:
             for _ in range(self.given.pairs):
                 self.results.queued_ours.append(self._start_queued(ours=True))
                 self.results.queued_plain.append(self._start_queued(ours=False))
-            launchers = {}
+            launchers: dict[str, Launcher] = {}
             for kind, change, text in (
                 ("no node fits", NO_NODE, "unschedulable"),
                 ("no quota", f"launch.cluster.queue={FULL_QUEUE}", "queued"),
