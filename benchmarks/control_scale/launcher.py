@@ -37,7 +37,7 @@ def count_requests() -> None:
         return received
 
     http.client.HTTPConnection.putrequest = counted_put  # type: ignore[method-assign]
-    ssl.SSLSocket.recv_into = counted_receive  # type: ignore[method-assign,assignment]
+    ssl.SSLSocket.recv_into = counted_receive  # type: ignore[method-assign]
 
 
 def count_objects() -> None:
