@@ -52,6 +52,7 @@ def test_pods_write_only_to_their_volumes() -> None:
     mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"] if not mount.get("readOnly")}
     assert mounts == {"/tmp": "tmp", "/dev/shm": "shm", "/workspace": "workspace"}
     volumes = {volume.pop("name"): volume for volume in json.loads(json.dumps(pod.spec["volumes"]))}
+    assert "downwardAPI" in volumes.pop("pod-info"), "the pod's own annotations, read-only"
     assert volumes == {
         "tmp": {"emptyDir": {"sizeLimit": "3Gi"}},
         "shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
