@@ -49,9 +49,10 @@ def test_the_security_check_refuses_insecure_pods() -> None:
 
 def test_pods_write_only_to_their_volumes() -> None:
     pod = pods("pytorchjob", "launch.resources.ephemeral_gib=3")
-    mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"] if not mount.get("readOnly")}
     assert mounts == {"/tmp": "tmp", "/dev/shm": "shm", "/workspace": "workspace"}
     volumes = {volume.pop("name"): volume for volume in json.loads(json.dumps(pod.spec["volumes"]))}
+    assert "downwardAPI" in volumes.pop("pod-info"), "the pod's own annotations, read-only"
     assert volumes == {
         "tmp": {"emptyDir": {"sizeLimit": "3Gi"}},
         "shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
