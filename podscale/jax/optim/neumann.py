@@ -37,7 +37,7 @@ class Neumann(Optimizer, LookaheadOptimizer):
     initial_moments = NEUMANN_MOMENTS
 
     @cached_property
-    def initial_scalars(self) -> Mapping[str, float]:  # type: ignore[override]
+    def initial_scalars(self) -> Mapping[str, float]:
         period = max(1.0, float(round(self.section.reset_epochs * self.steps_per_epoch)))
         return {"updates": 0.0, "mu": 0.0, "reset_at": 1.0, "last_reset": 0.0, "period": period}
 
