@@ -320,8 +320,8 @@ def _build_step(
         )
         extra = all_reduce(jnp.concatenate([loss[None], change]))
         shard = build_param_shard(train.optimizer, layout, spec, sharded_all_reduce)
-        rate, momentum, weight_decay = schedule[state.number]
-        hyper = HyperParams(rate, momentum, weight_decay, extra[0], state.number)
+        learning_rate, momentum, weight_decay = schedule[state.number]
+        hyper = HyperParams(learning_rate, momentum, weight_decay, extra[0], state.number)
         finite = all_finite([*averages, extra])
         weights, opt_state, finite = optimizer.step(shard, state.weights, averages, state.opt_state, hyper, finite)
         statistics = apply_statistics_change(state.statistics, extra[1:], finite)
