@@ -74,9 +74,9 @@ class ResNetSpec:
 
 def resnet_spec(model: ModelSection) -> ResNetSpec:
     is_v2, is_cifar = model.block == "v2", model.name in CIFAR_BLOCKS
-    if is_cifar:
-        block, depths, channels = BASIC, 3 * (CIFAR_BLOCKS[model.name],), CIFAR_CHANNELS * model.width // 64
-    else:
+    block, channels = BASIC, CIFAR_CHANNELS * model.width // 64
+    depths: tuple[int, ...] = 3 * (CIFAR_BLOCKS.get(model.name, 0),)
+    if not is_cifar:
         (block, depths), channels = IMAGENET_BLOCKS[model.name], model.width
     shortcut = model.shortcut or ("padding" if is_cifar and not is_v2 else "projection")
     return ResNetSpec(block, depths, channels, model.small_stem, shortcut, model.blurpool, is_v2)
@@ -122,9 +122,9 @@ def _block(
     after = _strided(path, stride)
     if network.is_preactivated:
         yield LayerSpec(f"{name}.bn1", "norm", channels, channels, path=path)
-        norms = ("bn2", "bn3", "") if network.block == BOTTLENECK else ("bn2", "")
+        norms = ["bn2", "bn3", ""] if network.block == BOTTLENECK else ["bn2", ""]
     else:
-        norms = ("bn1", "bn2", "bn3")
+        norms = ["bn1", "bn2", "bn3"]
     if network.block == BASIC:
         yield from convolution("conv1", channels, inner, 3, path, norms[0], stride)
         yield from convolution("conv2", inner, inner, 3, after, norms[1])

@@ -4,6 +4,7 @@ The bottleneck, version 1.5, strides in its 3x3. `podscale.pytorch.models.resnet
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 from jax import Array, nn
@@ -116,7 +117,7 @@ class PreactivatedBottleneck(PreactivatedBlock):
         return self.bare_conv(f"{name}.conv3", y)
 
 
-BLOCKS = {
+BLOCKS: Mapping[tuple[str, bool], Callable[[LayerApplier, ResNetSpec], ResidualBlock]] = {
     (BASIC, False): BasicBlock,
     (BOTTLENECK, False): Bottleneck,
     (BASIC, True): PreactivatedBasicBlock,
