@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.models.resnet import BASIC, EXPANSION, LAST_NORM, ResNetSpec, resnet_spec
+from podscale.models.resnet import BASIC, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models.stem import Stem
 
@@ -53,7 +53,7 @@ class ResNet(nn.Module):
             self.add_module(name, builder.build_stage(inputs, inner, depth, 2 if number else 1))
             inputs = inner * EXPANSION[spec.block]
         if self.is_preactivated:
-            self.add_module(LAST_NORM, norm(inputs))
+            self.bn_last = norm(inputs)
         self.fc = nn.Linear(inputs, classes)
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
