@@ -2,16 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
+from podscale.config.run import RunDocument
 from podscale.config.run_config import RunConfig
+from podscale.config.schedule import PhaseSection
+
+PHASES = "train.phases"
+"""Result option whose value is a list of sections."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +79,17 @@ def fingerprint(values: dict[str, Any]) -> str:
 
 def changed_result_values(config: BaseModel) -> dict[str, Any]:
     """Return the result values that differ from their defaults; an option that is new in a version changes nothing."""
-    return dict(_iter_changed_values(config, ""))
-
-
-def _iter_changed_values(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
-    dumped = model.model_dump(mode="json", exclude_defaults=True)
-    for name, info in type(model).model_fields.items():
-        value, extra = getattr(model, name), info.json_schema_extra
-        if isinstance(value, BaseModel):
-            yield from _iter_changed_values(value, f"{prefix}{name}.")
-        elif name in dumped and isinstance(extra, dict) and extra.get("x-class") == FieldClass.RESULT.value:
-            yield f"{prefix}{name}", dumped[name]
+    defaults = field_values(type(config)(), FieldClass.RESULT)
+    changed = {
+        name: value for name, value in field_values(config, FieldClass.RESULT).items() if value != defaults[name]
+    }
+    if PHASES in changed:
+        sections: Any = config
+        for part in PHASES.split("."):
+            sections = getattr(sections, part)
+        dumped = [section.model_dump(mode="json", exclude_defaults=True) for section in sections]
+        changed[PHASES] = _without_other_classes(sections, dumped)
+    return changed
 
 
 def data_fingerprint(data: DataSection) -> str:
@@ -93,6 +98,25 @@ def data_fingerprint(data: DataSection) -> str:
     if data.holdout_fraction is None:
         del values["holdout_fraction"]  # so that shard sets older than the option keep their names
     return fingerprint(values)
+
+
+def add_later_options(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the result values of an older version's run with the options that came later, at their defaults.
+
+    A new option's default is what the older versions did.
+
+    Args:
+        names: options of the present version.
+    """
+    defaults = field_values(RunDocument(), FieldClass.RESULT)
+    filled = {name: defaults[name] for name in names if name in defaults} | values
+    try:
+        phases = tuple(PhaseSection.model_validate(phase) for phase in filled.get(PHASES, ()))
+    except ValidationError:
+        return filled  # a difference, which the caller names
+    if phases:
+        filled[PHASES] = _without_other_classes(phases, [phase.model_dump(mode="json") for phase in phases])
+    return filled
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from podscale.config.identity import differences
+from podscale.config.identity import add_later_options, differences
 from podscale.errors import PodscaleError
 from podscale.runs.checkpoint.array_file import WrittenFile, read_arrays, write_arrays
 from podscale.util.files import fsync_directory, write_atomically
@@ -40,7 +40,8 @@ class RunIdentity:
 
     def conflicts(self, saved: "RunIdentity") -> list[str]:
         """Return one line per difference from `saved`; empty if the run may resume."""
-        lines = [str(difference) for difference in differences(saved.result, self.result)]
+        before = add_later_options(saved.result, self.result)
+        lines = [str(difference) for difference in differences(before, self.result)]
         if saved.classes_sha256 != self.classes_sha256:
             lines.append(
                 f"class map: was {saved.classes_sha256[:12]}, is {self.classes_sha256[:12]} (the shard set has other "

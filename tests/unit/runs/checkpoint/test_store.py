@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from podscale.config import RunConfig
+from podscale.config.identity import result_values
 from podscale.errors import PodscaleError
 from podscale.runs.checkpoint import (
     CheckpointReport,
@@ -231,6 +233,21 @@ def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) ->
     with refused("train.global_batch: was 256, is 512", "class map", "data fingerprint") as refusal:
         checkpoints(tmp_path, other).restore("auto")
     assert "run.seed" not in refusal.text
+
+
+def test_a_run_of_an_older_version_has_later_options_at_their_defaults() -> None:
+    phases = [{"start": 3.0, "schedule": {"learning_rate": 0.5}, "weight_decay": 0.25}]
+    config = RunConfig.model_validate({"train": {"epochs": 5, "phases": phases}})
+    now = result_values(config)
+    older = {name: value for name, value in now.items() if name != "input.interpolation"}
+    phase = {name: value for name, value in now["train.phases"][0].items() if name != "global_batch"}
+    phase["schedule"] = {name: value for name, value in phase["schedule"].items() if name != "warmup_power"}
+    saved = RunIdentity({**older, "train.phases": [phase]}, "c", "f")
+    assert RunIdentity(now, "c", "f").conflicts(saved) == []
+    assert RunIdentity({**now, "input.interpolation": "bicubic"}, "c", "f").conflicts(saved)
+    assert RunIdentity(now, "c", "f").conflicts(RunIdentity({**now, "removed": 1}, "c", "f"))
+    other = {**phase, "weight_decay": 0.5}
+    assert RunIdentity(now, "c", "f").conflicts(RunIdentity({**older, "train.phases": [other]}, "c", "f"))
 
 
 def test_resume_never_refuses_an_existing_checkpoint(tmp_path: Path) -> None:
