@@ -166,13 +166,13 @@ def train_in_jax(config: RunConfig) -> list[float]:
     model = config.model.model_copy(update={"zero_init_last_gamma": True, "batch_norm": same_norm})
     optimizer = config.train.optimizer.model_copy(update={"momentum": 0.9, "weight_decay": 0.0})
     gradients_of = _jax_gradients(model.model_dump_json())
-    begin, update = _jax_update(optimizer.model_dump_json(), model.model_dump_json())
+    begin, update = _jax_update(optimizer.model_dump_json(), model.model_dump_json(), STEPS / config.train.epochs)
     with SHALLOW:
         weights: Any = initial_weights(config)
     state, losses = begin(weights), []
-    for row in scaled_rows(config):
+    for number, row in enumerate(scaled_rows(config)):
         loss, gradients = gradients_of(weights, config.train.label_smoothing)
-        state, weights = update(state, gradients, row)
+        state, weights = update(state, gradients, row, loss, number)
         losses.append(float(loss))
     return losses
 
@@ -204,31 +204,34 @@ def _jax_gradients(model: str) -> Any:
 
 
 @cache
-def _jax_update(section: str, model: str) -> tuple[Any, Any]:
-    """Return a function of weights to the first state, and the compiled one of (state, gradients, row) to the next."""
+def _jax_update(section: str, model: str, steps_per_epoch: float) -> tuple[Any, Any]:
+    """Return a function of weights to the first state, and the compiled one that updates state and weights."""
     import jax
     import jax.numpy as jnp
 
     from podscale.config import ModelSection
     from podscale.config.optimizer import OptimizerSection
     from podscale.jax.flat_buffers import ParamLayout
-    from podscale.jax.optim import HyperParams, OptState, build_optimizer, build_param_shard
+    from podscale.jax.optim import HyperParams, OptState, ReplicaAxes, build_optimizer, build_param_shard
 
     chosen = OptimizerSection.model_validate_json(section)
     with SHALLOW:
         spec = models.model_spec(ModelSection.model_validate_json(model), CLASSES)
     layout = ParamLayout({parameter.name: parameter.shape for parameter in spec.parameters}, bucket_elements=10**6)
-    optimizer = build_optimizer(chosen)
+    optimizer = build_optimizer(chosen, layout.shapes, steps_per_epoch, ReplicaAxes())
 
     def begin(weights: Any) -> Any:
         buckets, first = layout.pack(weights), optimizer.initial_moments.items()
         moments = {name: tuple(jnp.full_like(bucket, value) for bucket in buckets) for name, value in first}
-        return buckets, OptState(moments, {name: jnp.zeros(()) for name in optimizer.scalar_names})
+        scalars = {name: jnp.float32(value) for name, value in optimizer.initial_scalars.items()}
+        own = optimizer.extra_layout
+        extra = own.pack(own.initial()) if own else {}
+        return buckets, OptState(moments, scalars, extra)
 
     @jax.jit
-    def update(state: Any, gradients: Any, row: Any) -> Any:
+    def update(state: Any, gradients: Any, row: Any, loss: Any, number: Any) -> Any:
         buckets, opt_state = state
-        shard, hyper = build_param_shard(chosen, layout, spec), HyperParams(*row)
+        shard, hyper = build_param_shard(chosen, layout, spec), HyperParams(*row, loss, number)
         result = optimizer.step(shard, buckets, layout.pack(gradients), opt_state, hyper, jnp.array(True))
         return (result.weights, result.opt_state), layout.unpack(result.weights)
 

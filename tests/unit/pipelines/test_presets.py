@@ -401,7 +401,7 @@ def test_the_runs_of_adya_have_the_programs_defaults_and_the_scripts_schedule(na
     assert train.optimizer.nlcg == type(train.optimizer.nlcg)(variant="released")
     schedule = train.schedule
     assert [schedule.warmup_epochs, *schedule.milestones] == pytest.approx([25 * share, 102 * share, 153 * share])
-    assert (schedule.warmup_start, schedule.gamma) == (0.1, 0.1)
+    assert (schedule.warmup_start, schedule.gamma, schedule.warmup_power) == (0.1, 0.1, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_kumars_runs_are_the_rows_of_table_1(name, form, trust, steps):
     train = load(resolve_preset(name)).train
     optimizer = train.optimizer
     assert (optimizer.eps, optimizer.momentum_form, optimizer.trust) == (1e-5, form, trust)
-    assert train.weight_update == "sharded"
+    assert (train.weight_update, train.all_reduce.shard_over) == ("sharded", "world")
     assert schedules.total_steps(train, IMAGENET) == steps
 
 
