@@ -207,6 +207,6 @@ def test_every_file_of_results_belongs_to_a_page() -> None:
     for path in sorted(RESULTS.rglob("*")):
         if not path.is_file() or path.suffix == ".md":
             continue
-        page = path.with_suffix(".md")
+        page = path.with_name(path.name.split(".")[0] + ".md")
         texts = (other.read_text(encoding="utf-8") for other in path.parent.glob("*.md"))
         assert page.exists() or any(path.name in text for text in texts), f"no page of results names {path.name}"
