@@ -26,15 +26,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from podscale.config.batch_phases import batch_phases
 from podscale.data.rng import derive_key, permute
+from podscale.data.shard_groups import check_shard_groups, format_choices
 from podscale.data.step_positions import StepPositions, step_positions
 from podscale.errors import InputError
-from podscale.util.formatting import join_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from podscale.config.run_config import RunConfig
 
 
@@ -136,7 +133,7 @@ class Sampler:
                 f"does not divide the {world_size} ranks evenly",
                 field="launch.nodes",
                 got=self.hosts,
-                hint=_format_choices(fitting),
+                hint=format_choices(fitting),
             )
         return world_size // self.hosts
 
@@ -169,27 +166,6 @@ def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
     hosts, shard_of_row = config.launch.nodes, split.column("shard")
     check_shard_groups(config, hosts, len(np.unique(shard_of_row)))
     return Sampler(seed, positions, assign_shards_to_groups(shard_of_row, config.input.groups), hosts, repeats)
-
-
-def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
-    """Raise InputError if the hosts cannot have equal numbers of groups; the hint has the numbers that fit."""
-    number, batches = config.input.groups, [phase.global_batch for phase in batch_phases(config.train)]
-    if config.input.order == "global" or number % hosts == 0:
-        return
-    most = min(batches) if shards is None else min(*batches, shards)
-    fitting = [groups for groups in range(hosts, most + 1, hosts) if not any(batch % groups for batch in batches)]
-    listed = join_words([str(batch) for batch in batches])
-    none = f"Change launch.nodes or the batch: no multiple of {hosts} up to {most} divides train.global_batch {listed}."
-    raise InputError(
-        f"not a multiple of the {hosts} hosts (launch.nodes)",
-        field="input.groups",
-        got=number,
-        hint=_format_choices(fitting) if fitting else none,
-    )
-
-
-def _format_choices(numbers: Sequence[int]) -> str:
-    return f"Choose {join_words([str(number) for number in numbers], 'or')}."
 
 
 def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:

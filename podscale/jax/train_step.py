@@ -244,7 +244,7 @@ def _build_forward_backward(
     """Return a device's function for loss, statistics and gradients of its images; `gather` unshards a bucket."""
     train, section = config.train, config.model.batch_norm
     passes = train.accumulation
-    momenta = batch_norm_momenta(config, positions)
+    momenta, dtype = batch_norm_momenta(config, positions), compute_dtype(train)
 
     def apply_at(number: Array) -> ApplyFunction:
         """Return the network with batch norm's momentum of step `number`."""
@@ -254,7 +254,7 @@ def _build_forward_backward(
         return build_model(
             config.model,
             norm=assign_batch_norm_groups(BatchNorm(section.eps, momentum), batch_norm_group(config, mesh.size)),
-            dtype=compute_dtype(train),
+            dtype=dtype,
             stem=train.stem_compute,
             convolve=choose_convolution(mesh),
             parts=train.spatial_partitions,

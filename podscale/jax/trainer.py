@@ -69,6 +69,9 @@ class JaxTrainer(Trainer):
 
     def set_batch_phase(self, phase: BatchPhase) -> None:
         """Prepare another program: all processes compile it together at its first call."""
+        built = self.phase_config.train
+        if (phase.global_batch, phase.accumulation) == (built.global_batch, built.accumulation):
+            return  # the program that the trainer began with
         self.phase_config = phase.apply(self.config)
         self.step = build_synchronized_step(
             self.phase_config, self.step.mesh, len(self.shard_set.classes), self.plan.positions, self.world

@@ -11,7 +11,7 @@ from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
 from podscale.config.fields import input_error
 from podscale.config.preflight.host import input_cache_bytes, shared_memory_bytes
-from podscale.data.sampler import check_shard_groups
+from podscale.data.shard_groups import check_shard_groups
 from podscale.errors import InputError, combine_errors
 from podscale.hardware import Hardware
 from podscale.runs import local_path

@@ -272,8 +272,6 @@ def test_options_that_this_engine_lacks_are_refused() -> None:
 
     with refused("fp32 and bf16", field="train.precision", got="fp16"):
         build(precision="fp16")
-    with refused("sgd, lars", field="train.optimizer.name", got="shampoo"):
-        build(optimizer={"name": "shampoo"})
     with refused(field="train.weight_gather", got="bf16"):
         build(weight_gather="bf16", **SHARDED)
     with refused("resnet18", field="train.optimizer.skip", got="head"):

@@ -268,7 +268,6 @@ def test_mlflow_needs_a_tracking_uri(tmp_path, monkeypatch):
         "train.deterministic=true",
         "train.precision=fp16",
         "train.precision=bf16-pure",
-        "train.optimizer.name=shampoo",
         "train.all_reduce.algorithm=auto",
         "train.all_reduce.algorithm=ring",
         "train.all_reduce.wire_column=bf16",

@@ -489,9 +489,9 @@ def test_the_command_reports_cached_results(
     ("preset", "field"),
     [
         ("kumar2019-32k", None),  # its loader and CUDA graph are options of PyTorch only
+        ("adya2018-65k", None),
         ("rsb-a2", "train.loss"),
         ("torchvision-v2", "train.ema.decay"),
-        ("adya2018-65k", "train.optimizer.name"),
     ],
 )
 def test_a_step_that_the_jax_engine_does_not_have_is_not_compiled_as_another(preset: str, field: str | None) -> None:
