@@ -1,6 +1,6 @@
 """Mark of tests that run what a page or a benchmark shows, at its full size: tutorials and small forms of benchmarks.
 
-They take a fifth of the time of all tests and cannot be made smaller, because a page shows what its commands print.
+They take some four CPU minutes and cannot be made smaller, because a page shows what its commands print.
 """
 
 import os
