@@ -50,9 +50,9 @@ def configure(document: str, parameters: RunParameters, job: PipelineJob) -> tup
 
 
 def _check_placement(config: RunConfig) -> None:
-    """Raise InputError if the document does not suit a cluster or breaks the policy of the namespace.
+    """Raise InputError if the document does not suit a cluster.
 
-    Also if this pod has no volume for the workspace.
+    In a pod, also if the pod has no volume for the workspace, or if the policy of its namespace refuses the pipeline.
     """
     preflight(config, "cluster")
     if local.preflight_target() == "pod":

@@ -39,7 +39,9 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
 def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
     """Return the pipeline of a study as kfp's pipeline object, with `parallel` pods at a time."""
     document, grid = study.model_dump_json(), TrialGrid(study)
-    data = {data_fingerprint(series.config.data): series.config.data for series in grid.series}
+    first = grid.due_trials(lambda key: None)  # those of a selection hold images out, so they have their own shards
+    sections = [*(series.config.data for series in grid.series), *(trial.config.data for trial in first)]
+    data = {data_fingerprint(section): section for section in sections}
 
     @dsl.pipeline(
         name=STUDY_PIPELINE_NAME, description=f"Podscale study {study.name}: {study.title or 'a grid of runs'}."

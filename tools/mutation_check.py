@@ -27,6 +27,7 @@ OPTIM, EXTREME = "tests/unit/pytorch/optim/test_optim.py", "tests/unit/pytorch/o
 PARITY, JAX_OPTIM = "tests/unit/pytorch/optim/test_torch_parity.py", "tests/jax/optim/test_optim.py"
 SCHEDULES = "tests/unit/training/test_schedules.py"
 PYTORCH, JAX = "podscale/pytorch/optim", "podscale/jax/optim"
+NLCG_RATES = "podscale/training/nlcg_rates.py"
 
 
 class Mutation(NamedTuple):
@@ -120,7 +121,7 @@ MUTATIONS = (
     Mutation(
         "released NLCG by the true displacement",
         f"{PYTORCH}/nlcg.py",
-        "hyper.learning_rate * self._rate_control.base if self._is_released else self._old_rate",
+        'hyper.learning_rate * self.scalars["base_rate"] if self._is_released else self._old_rate',
         "self._old_rate",
         f"{EXTREME} -k released",
     ),
@@ -138,15 +139,15 @@ MUTATIONS = (
         "self._average",
         f"{EXTREME} -k released",
     ),
-    Mutation("decay of NLCG's loss 0.9 for 0.7", f"{PYTORCH}/nlcg.py", "LOSS_DECAY = 0.7", "LOSS_DECAY = 0.9", EXTREME),
+    Mutation("decay of NLCG's loss 0.9 for 0.7", NLCG_RATES, "LOSS_DECAY = 0.7", "LOSS_DECAY = 0.9", EXTREME),
     Mutation(
         "NLCG compares every 4 steps",
-        f"{PYTORCH}/nlcg.py",
+        NLCG_RATES,
         "COMPARE_EVERY_STEPS = 5",
         "COMPARE_EVERY_STEPS = 4",
         EXTREME,
     ),
-    Mutation("eps of NLCG 1e-4 for 1e-8", f"{PYTORCH}/nlcg.py", "EPS = 1e-8", "EPS = 1e-4", f"{EXTREME} -k nlcg"),
+    Mutation("eps of NLCG 1e-4 for 1e-8", NLCG_RATES, "EPS = 1e-8", "EPS = 1e-4", f"{EXTREME} -k nlcg"),
     Mutation(
         "eps of TensorFlow's RMSProp beside the root",
         f"{PYTORCH}/adaptive.py",
@@ -178,8 +179,8 @@ MUTATIONS = (
     Mutation(
         "momentum correction inverted",
         "podscale/training/schedules.py",
-        "momenta * now / np.where(corrected, before, 1.0)",
-        "momenta * before / np.where(corrected, now, 1.0)",
+        "momenta * rates / np.where(corrected, rates_before, 1.0)",
+        "momenta * rates_before / np.where(corrected, rates, 1.0)",
         f"{SCHEDULES} -k correction",
     ),
     Mutation(

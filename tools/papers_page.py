@@ -15,6 +15,7 @@ import yaml
 
 from pipelines import presets
 from podscale.config import RunConfig, load, option_names
+from tools.markdown_links import heading_slug
 from tools.paper_evidence import (
     ROOT,
     EvidenceError,
@@ -130,8 +131,7 @@ def render() -> str:
 def _overview(paper: Mapping[str, Any]) -> str:
     names = ", ".join(_preset_link(name) for name in paper["presets"])
     techniques = "; ".join(technique["name"] for technique in paper.get("techniques", ()))
-    anchor = re.sub(r"[^\w -]", "", paper["name"].lower()).replace(" ", "-")
-    return f"| [{paper['name']}](#{anchor}) | {paper['read']} | {names} | {techniques} |"
+    return f"| [{paper['name']}](#{heading_slug(paper['name'])}) | {paper['read']} | {names} | {techniques} |"
 
 
 def _paper(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:

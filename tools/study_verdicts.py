@@ -10,6 +10,7 @@ from typing import Any
 
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
+from podscale.study.verdict import describe_threshold
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "learning"
 PAGE = FOLDER / "README.md"
@@ -28,14 +29,13 @@ def read_verdict(study: str) -> dict[str, Any]:
     return values
 
 
-def table(verdicts: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown table of these verdicts."""
+def table(studies: Sequence[StudyDocument]) -> str:
+    """Return the Markdown table of these studies' verdicts."""
     lines = ["| study | papers | passes if | verdict | result | trainings |", "|---|---|---|---|---|---:|"]
-    for verdict in verdicts:
-        decisive = [
-            one for one in verdict["criteria"] if not one["criterion"].startswith("none") and not one["premise"]
-        ]
-        passes = "; ".join(dict.fromkeys(one["criterion"] for one in decisive)) or "each difference is reported"
+    for study in studies:
+        verdict = read_verdict(study.name)
+        thresholds = (describe_threshold(criterion) for criterion in study.criteria if criterion.is_decisive)
+        passes = "; ".join(dict.fromkeys(thresholds)) or "each difference is reported"
         trainings = verdict["trainings"]
         cells = [
             f"[{verdict['title']}]({verdict['page']})",
@@ -53,7 +53,7 @@ def page(text: str) -> str:
     """Return the page with the table that follows from the verdicts."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return before + BEGIN + table([read_verdict(study.name) for study in judged_studies()]) + END + after
+    return before + BEGIN + table(judged_studies()) + END + after
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Cost of control on a large cluster: launchers beside hundreds of runs."""

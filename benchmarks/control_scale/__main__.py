@@ -29,20 +29,18 @@ from benchmarks.control_scale.cluster import Cluster, queues
 from benchmarks.control_scale.page import Level, Waiting
 from benchmarks.control_scale.runs import Launcher, Runs, Start
 from benchmarks.harness import Options, exit_unavailable, write_results
+from tests.cluster.lab import places
 
-LAB_KUBECONFIG = Path("/var/lib/podscale-cluster/admin.kubeconfig")
-"""Default cluster: another one is used only if it is named, because nodes are created."""
-LAB_PROGRAMS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale-cluster" / "bin"
-"""Folder with the lab's kubectl."""
 QUEUE, FULL_QUEUE = "open", "full"
 """LocalQueue with quota for all pods, and one without quota."""
 NO_NODE = "launch.cluster.node_selector={podscale.dev/benchmark: none}"
 
 
 def main() -> None:
-    os.environ["PATH"] = f"{LAB_PROGRAMS}:{os.environ['PATH']}"
+    os.environ["PATH"] = f"{places.bin_dir()}:{os.environ['PATH']}"  # the lab's kubectl
     options = Options(__doc__)
-    options.add_argument("--kubeconfig", type=Path, default=LAB_KUBECONFIG, help="cluster (default: the lab's)")
+    # Another cluster is used only if it is named, because nodes are created.
+    options.add_argument("--kubeconfig", type=Path, default=places.KUBECONFIG, help="cluster (default: the lab's)")
     options.add_size("--nodes", full=10000, small=4, type=int, help="fake nodes of eight GPUs")
     options.add_size("--pods", full=64, small=2, type=int, help="pods of a run")
     options.add_size("--sizes", full=[16, 64, 256], small=[1], type=int, nargs="+", help="pods of a launcher's own run")
@@ -120,10 +118,7 @@ class Measurement:
             ]
             for starts, start in kinds if pair % 2 == 0 else reversed(kinds):
                 starts.append(start())
-        name = f"ours-{level.others}"
-        level.event_seconds = statistics.median(
-            self.runs.cluster.event_seconds(self.runs.namespace, name) for _ in range(3)
-        )
+        level.event_seconds = statistics.median(self.runs.cluster.event_seconds(self.runs.namespace) for _ in range(3))
 
     def _measure_launchers(self, level: Level, launchers: Sequence[Launcher]) -> None:
         for launcher in launchers:

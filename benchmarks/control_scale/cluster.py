@@ -13,6 +13,7 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from benchmarks.failures.cluster_objects import fake_node, new_namespace
 from benchmarks.harness import exit_unavailable
 
 NAME = "control-scale"
@@ -93,15 +94,10 @@ class Cluster:
     def namespace(self) -> Iterator[str]:
         """Yield a namespace with a claim `workspace`; delete it with all runs, and wait until the pods are gone."""
         name = f"{NAME}-{int(time.time()) % 100000}"
-        self.core.create_namespace({"metadata": {"name": name}})
-        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         try:
-            self.core.create_namespaced_persistent_volume_claim(
-                name, {"metadata": {"name": "workspace"}, "spec": claim}
-            )
-            yield name
+            with new_namespace(self.core, name):
+                yield name
         finally:
-            self.core.delete_namespace(name)
             wait(lambda: not self._has_namespace(name), WAIT_SECONDS, "the end of the namespace", poll=5)
 
     def _has_namespace(self, name: str) -> bool:
@@ -132,10 +128,13 @@ class Cluster:
         chosen = [job for job in jobs if job["metadata"]["name"].startswith(prefix)]
         return sum(int(job["status"].get("ready") or 0) for job in chosen)
 
-    def event_seconds(self, namespace: str, name: str) -> float:
-        """Return the time of one request for the events of one object, which the launcher sends while a job waits."""
+    def event_seconds(self, namespace: str) -> float:
+        """Return the time of one request for the events of one object, which the launcher sends while a job waits.
+
+        The object does not exist: the API server reads all events of the namespace all the same.
+        """
         started = time.monotonic()
-        self.get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.name={name}")
+        self.get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.name={NAME}")
         return time.monotonic() - started
 
     def event_count(self, namespace: str) -> int:
@@ -152,17 +151,13 @@ class StartClock:
         self._times: dict[str, float] = {}
         self._is_bound = threading.Event()
         group, version, plural = JOBSET
-        watches = {
-            f"/apis/{group}/{version}/namespaces/{namespace}/{plural}": (
-                self._job_changed,
-                "fieldSelector",
-                "metadata.name",
-            ),
-            f"/api/v1/namespaces/{namespace}/pods": (self._pod_changed, "labelSelector", RUN_LABEL),
-        }
-        for path, (changed, selector, key) in watches.items():
-            answer = cluster.watch(path, **{selector: f"{key}={run}"})
-            threading.Thread(target=self._read, args=(answer, changed), daemon=True).start()
+        jobs = f"/apis/{group}/{version}/namespaces/{namespace}/{plural}"
+        pods_path = f"/api/v1/namespaces/{namespace}/pods"
+        for lines, changed in (
+            (cluster.watch(jobs, fieldSelector=f"metadata.name={run}"), self._job_changed),
+            (cluster.watch(pods_path, labelSelector=f"{RUN_LABEL}={run}"), self._pod_changed),
+        ):
+            threading.Thread(target=self._read, args=(lines, changed), daemon=True).start()
 
     def wait(self) -> tuple[float, float]:
         """Return the monotonic times at which the JobSet existed and at which the last pod was bound."""
@@ -271,15 +266,9 @@ def _node_name(number: int) -> str:
 
 def _node(number: int) -> Manifest:
     """Return a fake node with eight GPUs and a label and taint of GKE's."""
-    amounts = {"cpu": "208", "memory": "1872Gi", "ephemeral-storage": "6Ti", "pods": "110", GPU: "8"}
-    name = _node_name(number)
-    labels = {**NODE_LABELS, "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
+    amounts = {"cpu": "208", "memory": "1872Gi", "ephemeral-storage": "6Ti", GPU: "8"}
     taints = [
         {"key": GPU, "value": "present", "effect": "NoSchedule"},
         {"key": "podscale.dev/benchmark", "value": NAME, "effect": "NoSchedule"},
     ]
-    return {
-        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
-        "spec": {"taints": taints},
-        "status": {"capacity": amounts, "allocatable": amounts},
-    }
+    return fake_node(_node_name(number), amounts, NODE_LABELS, taints)

@@ -65,12 +65,13 @@ class Results:
 
 
 def text(given: Namespace, results: Results) -> list[str]:
-    """Return the lines below the head of the page."""
-    most = results.levels[-1].others
+    """Return the lines below the head of the page. Measurements that were ended early may be incomplete."""
+    most = max((level.others for level in results.levels), default=0)
+    watched = [level for level in results.levels if level.busy]
     return [
         f"{given.nodes:,} fake nodes of eight GPUs; runs of {given.pods} pods of two "
         f"GPUs; at most {most} other runs with {most * given.pods:,} pods, all in one namespace. API server, etcd, "
-        "scheduler, controllers, JobSet and Kueue are real and share the two cores with the benchmark. kwok simulates "
+        "scheduler, controllers, JobSet and Kueue are real and share this machine with the benchmark. kwok simulates "
         "the kubelets. Nodes send no heartbeats, the scheduler scores 1 % of the nodes, and the controllers may send "
         f"500 requests a second (`python -m tests.cluster.lab many-nodes`). {given.launchers} launchers at a time are "
         "processes of Podscale; the other runs are JobSets written by hand with the labels of ours, because a launcher "
@@ -86,8 +87,8 @@ def text(given: Namespace, results: Results) -> list[str]:
         "",
         "| other runs | `podscale submit` | by hand | ratio | scheduling: ours | by hand | ratio |",
         "|---:|---:|---:|---:|---:|---:|---:|",
-        *(_start_row(f"{level.others}", level.ours, level.plain) for level in results.levels if level.ours),
-        *([_start_row(f"{most}, by Kueue", results.queued_ours, results.queued_plain)] if results.queued_ours else []),
+        *(_start_row(f"{level.others}", level.ours, level.plain) for level in results.levels if level.plain),
+        *([_start_row(f"{most}, by Kueue", results.queued_ours, results.queued_plain)] if results.queued_plain else []),
         "",
         "## A launcher beside other runs",
         "",
@@ -99,9 +100,9 @@ def text(given: Namespace, results: Results) -> list[str]:
         "| other runs | start: objects, kB | quiet: requests a minute | objects | kB a minute | busy: started pods | "
         "requests a minute | objects | kB a minute | memory, MiB |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        *(_launcher_row(level) for level in results.levels),
+        *(_launcher_row(level) for level in watched),
         "",
-        *_slopes(results.levels),
+        *_slopes(watched),
         "",
         "## A launcher by the size of its own run",
         "",
@@ -162,6 +163,8 @@ def _slopes(levels: Sequence[Level]) -> list[str]:
     }
     rows = []
     for name, points in quantities.items():
+        if not points:
+            continue
         rise, start = slope(points)
         rows.append(f"| {name} | {start:.1f} | {100 * rise:+.2f} | {start + TARGET_OTHERS * rise:.1f} |")
     return [

@@ -97,18 +97,17 @@ class Runs:
     others: int = 0
     _number: int = field(default=0, init=False)
 
-    def fill(self, others: int, minutes: float) -> float:
-        """Create runs until that many are beside the measured ones; return the seconds until all their pods run.
+    def fill(self, others: int, minutes: float) -> None:
+        """Create runs until that many are beside the measured ones, and wait until all their pods run.
 
         Raises TimeoutError if that takes longer than `minutes`.
         """
-        started, expected = time.monotonic(), others * self.pods
+        expected = others * self.pods
         names = [f"other-{number}" for number in range(self.others, others)]
         with ThreadPoolExecutor(4) as several:
             list(several.map(lambda name: self.cluster.create_jobset(self.namespace, jobset(name, self.pods)), names))
         self.others = others
         wait(lambda: self.ready_others() >= expected, minutes * 60, f"{expected} ready pods", 2.0)
-        return time.monotonic() - started
 
     def ready_others(self) -> int:
         """Return the number of running pods of the other runs."""

@@ -8,14 +8,13 @@ operators, such as `make cluster-up FULL=1`: the same trainings as real jobs on 
 
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from kubernetes import client, config
 
 from benchmarks.conditions import head
+from benchmarks.failures.cluster_objects import new_namespace
 from benchmarks.failures.fleet import ClusterResult, Fleet, FleetSpec
 from benchmarks.failures.model import LLAMA_3, RSC_1, RSC_2, FakeRun
 from benchmarks.failures.page import cluster_text, goodput_table, largest_difference
@@ -70,7 +69,8 @@ def cluster_section(kubeconfig: Path | None, hours: float, runs: int) -> list[st
         FleetSpec("jobset", large, 1, LARGE_JOBSET_PODS, hours),
         FleetSpec("pytorchjob", small, runs, SMALL_RUN_PODS, hours),
     ):
-        with tempfile.TemporaryDirectory() as folder, _namespace(api) as namespace:
+        name = f"failures-{uuid.uuid4().hex[:6]}"
+        with tempfile.TemporaryDirectory() as folder, new_namespace(client.CoreV1Api(api), name) as namespace:
             results.append(Fleet(api, namespace, spec, Path(folder)).run())
             print(results[-1], flush=True)
     return [*lines, *cluster_text(results)]
@@ -78,19 +78,6 @@ def cluster_section(kubeconfig: Path | None, hours: float, runs: int) -> list[st
 
 def _with_best_interval(run: FakeRun) -> FakeRun:
     return replace(run, checkpoint_steps=run.best_checkpoint_steps())
-
-
-@contextmanager
-def _namespace(api: client.ApiClient) -> Iterator[str]:
-    """Yield a new namespace with the claim that the runs name; deleted afterwards."""
-    core, name = client.CoreV1Api(api), f"failures-{uuid.uuid4().hex[:6]}"
-    core.create_namespace({"metadata": {"name": name}})
-    try:
-        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        core.create_namespaced_persistent_volume_claim(name, {"metadata": {"name": "workspace"}, "spec": claim})
-        yield name
-    finally:
-        core.delete_namespace(name)
 
 
 def main() -> None:

@@ -16,6 +16,9 @@ from typing import Any
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from benchmarks.failures.cluster_objects import fake_node
+from benchmarks.failures.fleet_watch import Pod
+
 NODE_LABEL = "podscale.dev/fake-fleet"
 """Label and taint of the nodes; the value is the namespace of their runs."""
 NODE_CPUS, NODE_MEMORY_GIB = 32, 64
@@ -23,9 +26,6 @@ NODE_CPUS, NODE_MEMORY_GIB = 32, 64
 FINALIZER_SECONDS = 20.0
 """Timeout for the Job controller to count a failed pod, seconds."""
 PARALLEL_REQUESTS = 8
-
-Pod = Any
-"""Pod of the client library (V1Pod)."""
 
 
 class FakeNodes:
@@ -54,14 +54,13 @@ class FakeNodes:
         deletes them. Here that takes no minute. A new node joins instead.
         """
         self._core.delete_node(pod.spec.node_name)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         disrupted = {
             "type": "DisruptionTarget",
             "status": "True",
             "reason": "DeletionByPodGC",
-            "lastTransitionTime": now,
+            "message": "PodGC: node no longer exists",
+            "lastTransitionTime": _now(),
         }
-        disrupted["message"] = "PodGC: node no longer exists"
         name = pod.metadata.name
         try:
             status = {"phase": "Failed", "conditions": [disrupted]}
@@ -78,7 +77,7 @@ class FakeNodes:
 
     def restart_containers(self, pods: Iterable[Pod]) -> None:
         """Restart the containers of surviving pods in place, as kubelets do: their processes have lost a peer."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = _now()
         exited = {"exitCode": 1, "reason": "Error", "finishedAt": now, "message": _message(1, "lost a peer")}
 
         def restart(pod: Pod) -> None:
@@ -89,8 +88,7 @@ class FakeNodes:
 
     def complete(self, pods: Iterable[Pod]) -> None:
         """End pods with exit code 0, as kubelets report it."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        exited = {"exitCode": 0, "reason": "Completed", "finishedAt": now, "message": _message(0, "")}
+        exited = {"exitCode": 0, "reason": "Completed", "finishedAt": _now(), "message": _message(0, "")}
 
         def complete(pod: Pod) -> None:
             status = _container(pod) | {"state": {"terminated": exited}, "ready": False}
@@ -101,14 +99,8 @@ class FakeNodes:
     def _add(self) -> None:
         name = f"{self._namespace}-{next(self._numbers)}"
         amounts = {"cpu": str(NODE_CPUS + 1), "memory": f"{NODE_MEMORY_GIB + 1}Gi", "ephemeral-storage": "6Ti"}
-        metadata = {
-            "name": name,
-            "labels": {NODE_LABEL: self._namespace, "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"},
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-        }
-        taints = [{"key": NODE_LABEL, "value": self._namespace, "effect": "NoSchedule"}]
-        status = {key: {**amounts, "pods": "110"} for key in ("capacity", "allocatable")}
-        self._core.create_node({"metadata": metadata, "spec": {"taints": taints}, "status": status})
+        taint = {"key": NODE_LABEL, "value": self._namespace, "effect": "NoSchedule"}
+        self._core.create_node(fake_node(name, amounts, {NODE_LABEL: self._namespace}, [taint]))
 
     def _set_container(self, pod: Pod, container: dict[str, Any], phase: str) -> None:
         status = {"phase": phase, "containerStatuses": [container]}
@@ -133,6 +125,10 @@ def _container(pod: Pod) -> dict[str, Any]:
     (status,) = pod.status.container_statuses
     values: dict[str, Any] = client.ApiClient().sanitize_for_serialization(status)
     return values
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _message(exit_code: int, error: str) -> str:

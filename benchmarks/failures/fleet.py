@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from kubernetes import client
 
@@ -23,7 +22,7 @@ from benchmarks.failures.model import FakeRun, failure_times
 from benchmarks.failures.simulation import FleetResult, Simulation
 from podscale.config import RunConfig, dumps, loads
 from podscale.runs import RunDirectory, StageOutcome, stage_outcomes, write_outcome
-from podscale.telemetry.goodput import GoodputState, read_goodput_state, write_goodput_state
+from podscale.telemetry.goodput import read_goodput_state, write_goodput_state
 
 START_TIMEOUT, RECOVERY_TIMEOUT = 600.0, 600.0
 """Timeouts on a busy machine for the first pods, and for the recovery from a failure, seconds."""
@@ -248,7 +247,7 @@ class Fleet:
 
 def step_violations(run: FleetRun) -> Iterator[str]:
     """Yield what is wrong with the steps of a run: each must be counted once, and none may be missing."""
-    state: GoodputState | None = read_goodput_state(run.directory.goodput)
+    state = read_goodput_state(run.directory.goodput)
     launches, steps = run.simulation.launches, run.simulation.steps
     if state is None or state.exit_cause != "done" or state.step != steps or state.highest_step != steps:
         yield f"{run.id}: the accounting does not end with step {steps}"
@@ -258,6 +257,6 @@ def step_violations(run: FleetRun) -> Iterator[str]:
         if first > done:
             yield f"{run.id}: steps {done + 1} to {first} are missing"
         done = max(done, last)
-    executed: Any = sum(last - first for first, last in launches)
+    executed = sum(last - first for first, last in launches)
     if executed - state.redone_steps != steps:
         yield f"{run.id}: {executed} steps, {state.redone_steps} of them repeated, are not {steps}"

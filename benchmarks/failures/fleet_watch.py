@@ -33,7 +33,8 @@ class FleetWatch:
         """Every job that has existed, by run: its uids in order of appearance."""
         self.pods: set[str] = set()
         """Every pod that has existed."""
-        self._live_jobs: dict[str, dict[str, Any]] = defaultdict(dict)
+        self._jobs: dict[str, dict[str, Any]] = {plural: {} for *_, plural in JOB_APIS}
+        """Present jobs of each kind, by uid."""
         threading.Thread(target=self._watch_pods, daemon=True).start()
         for group, version, plural in JOB_APIS:
             threading.Thread(target=self._watch_jobs, args=(group, version, plural), daemon=True).start()
@@ -44,7 +45,7 @@ class FleetWatch:
     def training_set(self, run: str, size: int) -> list[Pod]:
         """Return the pods of a run if it has exactly one job, which has not ended, and all its ranks run."""
         with self._changed:
-            jobs = list(self._live_jobs[run].values())
+            jobs = self._jobs_of(run)
             if len(jobs) != 1 or _has_ended(jobs[0]):
                 return []
             live = self._live(run)
@@ -53,7 +54,7 @@ class FleetWatch:
 
     def job_succeeded(self, run: str) -> bool:
         with self._changed:
-            return any({"Succeeded", "Completed"} & _conditions(job) for job in self._live_jobs[run].values())
+            return any({"Succeeded", "Completed"} & _conditions(job) for job in self._jobs_of(run))
 
     def wait(self, what: str, condition: Callable[[], Any], timeout: float) -> Any:
         """Return the first true value of the condition. Raises TimeoutError after so many seconds."""
@@ -64,6 +65,10 @@ class FleetWatch:
                     raise TimeoutError(f"{what}: not within {timeout:g} s")
                 self._changed.wait(1.0)
         return value
+
+    def _jobs_of(self, run: str) -> list[Any]:
+        jobs = [job for of_kind in self._jobs.values() for job in of_kind.values()]
+        return [job for job in jobs if job["metadata"]["labels"][RUN_LABEL] == run]
 
     def _running(self, run: str) -> list[Pod]:
         return [pod for pod in self._live(run) if pod.status.phase == "Running"]
@@ -87,38 +92,41 @@ class FleetWatch:
                 self._pods[pod.metadata.uid] = pod
             self._check_pods(pod.metadata.labels.get(RUN_LABEL, ""))
 
-        def restarted() -> None:
-            self._pods.clear()
-
-        self._follow(self._core.list_namespaced_pod, (self._namespace,), changed, restarted)
+        self._follow(self._core.list_namespaced_pod, (self._namespace,), changed, self._pods.clear)
 
     def _watch_jobs(self, group: str, version: str, plural: str) -> None:
+        present = self._jobs[plural]
+
         def changed(kind: str, job: Any) -> None:
             run, uid = job["metadata"]["labels"][RUN_LABEL], job["metadata"]["uid"]
             if kind == "DELETED":
-                self._live_jobs[run].pop(uid, None)
+                present.pop(uid, None)
                 return
             if uid not in self.jobs[run]:
                 self.jobs[run].append(uid)
-            self._live_jobs[run][uid] = job
-            if len(self._live_jobs[run]) > 1:
-                self.violations.append(f"{run}: {len(self._live_jobs[run])} jobs at a time")
+            present[uid] = job
+            number = len(self._jobs_of(run))
+            if number > 1:
+                self.violations.append(f"{run}: {number} jobs at a time")
 
         collection = (group, version, self._namespace, plural)
-        self._follow(self._custom.list_namespaced_custom_object, collection, changed, lambda: None)
+        self._follow(self._custom.list_namespaced_custom_object, collection, changed, present.clear)
 
     def _follow(
         self,
         list_objects: Any,
         collection: tuple[str, ...],
         changed: Callable[[str, Any], None],
-        restarted: Callable[[], None],
+        forget: Callable[[], None],
     ) -> None:
-        """Watch a list until closed. A watch that the server ends is opened again, with a new list."""
+        """Watch a list until closed. A watch that the server ends is opened again, with a new list.
+
+        `forget` is called before each list, because a deletion between two watches is not reported.
+        """
         while not self._closed.is_set():
             try:
                 with self._changed:
-                    restarted()
+                    forget()
                 for event in watch.Watch().stream(list_objects, *collection, timeout_seconds=WATCH_SECONDS):
                     if self._closed.is_set():
                         return

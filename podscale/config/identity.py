@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -13,10 +14,6 @@ from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
 from podscale.config.run import RunDocument
 from podscale.config.run_config import RunConfig
-from podscale.config.schedule import PhaseSection
-
-PHASES = "train.phases"
-"""Result option whose value is a list of sections."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +28,34 @@ class Difference:
         return f"{self.option}: was {self.before!r}, is {self.now!r}"
 
 
-def field_values(model: BaseModel, field_class: FieldClass, prefix: str = "") -> dict[str, Any]:
-    """Return the options of one class as {dotted name: JSON value}."""
-    return dict(_iter_field_values(model, field_class, prefix))
+def field_values(model: BaseModel, field_class: FieldClass, *, entry_defaults: bool = True) -> dict[str, Any]:
+    """Return the options of one class as {dotted name: JSON value}.
+
+    A list of sections is one value. Options of its entries that have another class are values of that class, with the
+    number of the entry in their names.
+
+    Args:
+        entry_defaults: include options at their defaults in the entries of lists of sections.
+    """
+    return dict(_iter_field_values(model, field_class, "", entry_defaults))
 
 
-def _iter_field_values(model: BaseModel, field_class: FieldClass, prefix: str) -> Iterator[tuple[str, Any]]:
+def _iter_field_values(
+    model: BaseModel, field_class: FieldClass, prefix: str, entry_defaults: bool
+) -> Iterator[tuple[str, Any]]:
     dumped = model.model_dump(mode="json")
     for name, info in type(model).model_fields.items():
         value = getattr(model, name)
+        entries = value if isinstance(value, tuple) and all(isinstance(entry, BaseModel) for entry in value) else ()
         if isinstance(value, BaseModel):
-            yield from _iter_field_values(value, field_class, f"{prefix}{name}.")
-            continue
-        if _class_of(info) == field_class:
-            yield f"{prefix}{name}", _without_other_classes(value, dumped[name])
-        elif isinstance(value, tuple):
-            for number, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield from _iter_field_values(item, field_class, f"{prefix}{name}.{number}.")
+            yield from _iter_field_values(value, field_class, f"{prefix}{name}.", entry_defaults)
+        elif _class_of(info) != field_class:
+            for number, entry in enumerate(entries):
+                yield from _iter_field_values(entry, field_class, f"{prefix}{name}.{number}.", entry_defaults)
+        elif entries:
+            yield f"{prefix}{name}", [_dump_entry(entry, field_class, entry_defaults) for entry in entries]
+        else:
+            yield f"{prefix}{name}", dumped[name]
 
 
 def _class_of(info: FieldInfo) -> str | None:
@@ -56,15 +63,24 @@ def _class_of(info: FieldInfo) -> str | None:
     return str(extra["x-class"]) if isinstance(extra, dict) and "x-class" in extra else None
 
 
-def _without_other_classes(value: Any, dumped: Any) -> Any:
-    """Return the JSON value of a list of sections without the options that only affect machines or output."""
-    if not isinstance(value, tuple) or not all(isinstance(item, BaseModel) for item in value):
-        return dumped
-    others = (FieldClass.PLACEMENT, FieldClass.DISPLAY)
-    return [
-        {name: kept for name, kept in entry.items() if _class_of(type(item).model_fields[name]) not in others}
-        for item, entry in zip(value, dumped, strict=True)
-    ]
+def _dump_entry(entry: BaseModel, field_class: FieldClass, defaults: bool = True) -> dict[str, Any]:
+    """Return an entry of a list of sections as JSON, without options of other classes than the list's."""
+    dumped, fields = entry.model_dump(mode="json", exclude_defaults=not defaults), type(entry).model_fields
+    return {name: value for name, value in dumped.items() if _class_of(fields[name]) in (None, field_class)}
+
+
+def _iter_section_lists(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the dotted name of each list of sections, and the type of its entries."""
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if _is_section(kind):
+            yield from _iter_section_lists(kind, f"{prefix}{name}.")
+        elif get_origin(kind) is tuple and _is_section(entry := get_args(kind)[0]):
+            yield f"{prefix}{name}", entry
+
+
+def _is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def result_values(config: RunConfig) -> dict[str, Any]:
@@ -79,17 +95,9 @@ def fingerprint(values: dict[str, Any]) -> str:
 
 def changed_result_values(config: BaseModel) -> dict[str, Any]:
     """Return the result values that differ from their defaults; an option that is new in a version changes nothing."""
-    defaults = field_values(type(config)(), FieldClass.RESULT)
-    changed = {
-        name: value for name, value in field_values(config, FieldClass.RESULT).items() if value != defaults[name]
-    }
-    if PHASES in changed:
-        sections: Any = config
-        for part in PHASES.split("."):
-            sections = getattr(sections, part)
-        dumped = [section.model_dump(mode="json", exclude_defaults=True) for section in sections]
-        changed[PHASES] = _without_other_classes(sections, dumped)
-    return changed
+    defaults = field_values(type(config)(), FieldClass.RESULT, entry_defaults=False)
+    values = field_values(config, FieldClass.RESULT, entry_defaults=False)
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def data_fingerprint(data: DataSection) -> str:
@@ -110,12 +118,11 @@ def add_later_options(values: dict[str, Any], names: Iterable[str]) -> dict[str,
     """
     defaults = field_values(RunDocument(), FieldClass.RESULT)
     filled = {name: defaults[name] for name in names if name in defaults} | values
-    try:
-        phases = tuple(PhaseSection.model_validate(phase) for phase in filled.get(PHASES, ()))
-    except ValidationError:
-        return filled  # a difference, which the caller names
-    if phases:
-        filled[PHASES] = _without_other_classes(phases, [phase.model_dump(mode="json") for phase in phases])
+    for name, section in _iter_section_lists(RunDocument):
+        if name in filled:
+            with suppress(ValidationError):  # an entry that is invalid now is a difference, which the caller names
+                entries = [section.model_validate(entry) for entry in filled[name]]
+                filled[name] = [_dump_entry(entry, FieldClass.RESULT) for entry in entries]
     return filled
 
 

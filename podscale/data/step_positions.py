@@ -5,8 +5,8 @@ with the first step whose samples all lie at or after its epoch. So the step tha
 of the part before, no sample is left out or repeated, and each epoch is one permutation of the split whatever the
 batches are.
 
-Lengths of time are counted in first batches: one is the position divided by the batch of the first step. While the
-batch is constant, that is the number of the step.
+Times and lengths are counted in steps of the first batch: samples divided by the batch of step 0. While the batch is
+constant, the time of a step is its number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepPositions:
 
     @cached_property
     def epoch_length(self) -> float:
-        """Length of an epoch in first batches."""
+        """Length of an epoch, in steps of the first batch."""
         return self.samples / self.ranges[0].batch
 
     def batch_at(self, step: int) -> int:
@@ -59,14 +59,14 @@ class StepPositions:
         return part.first_image + (step - part.first_step) * part.batch
 
     def time_before(self, step: int) -> float:
-        """Return the position of `step` in first batches."""
+        """Return the position of `step`, in steps of the first batch."""
         return self.images_before(step) / self.ranges[0].batch
 
     def time_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the positions of `steps` in first batches, float64 [n]; step -1 is at -1."""
-        starts = np.array([part.first_step for part in self.ranges])
+        """Return the positions of `steps`, in steps of the first batch, float64 [n]; step -1 is at -1."""
+        rows = [(part.first_step, part.first_image, part.batch) for part in self.ranges]
+        starts, images, batches = np.array(rows, dtype=np.int64).T
         numbers = np.maximum(np.searchsorted(starts, steps, side="right") - 1, 0)
-        images, batches = (np.array([getattr(part, name) for part in self.ranges]) for name in ("first_image", "batch"))
         position: Any = images[numbers] + (steps - starts[numbers]) * batches[numbers]
         time: npt.NDArray[np.float64] = position / self.ranges[0].batch
         return time

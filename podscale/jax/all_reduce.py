@@ -86,17 +86,22 @@ class Torus2DAllReduce(AllReduce):
     axes: AxisNames = ROW
 
     def __init__(self, mesh: Mesh) -> None:
-        self.shards, self._columns, self._slices = (axis_size(mesh, axes) for axes in (ROW, COLUMN, SLICES))
+        self._row, self._columns, self._slices = (axis_size(mesh, axes) for axes in (ROW, COLUMN, SLICES))
+        self._devices, self.shards = mesh.size, self._row
 
     def __call__(self, bucket: Array) -> Array:
-        return self.all_gather(self.reduce_scatter(_pad(bucket, self.shards)))[: len(bucket)]
+        total: Array = lax.all_gather(self._average_part(_pad(bucket, self._row)), ROW, tiled=True)
+        return total[: len(bucket)]
 
     def reduce_scatter(self, bucket: Array) -> Array:
-        bucket = bucket / (self.shards * self._columns * self._slices)
-        return self._all_reduce_columns(reduce_scatter(bucket, ROW))
+        return self._average_part(bucket)
 
     def all_gather(self, shard: Array) -> Array:
         return lax.all_gather(shard, ROW, tiled=True)  # type: ignore[no-any-return]
+
+    def _average_part(self, bucket: Array) -> Array:
+        """Return this device's part in its row of the mean of `bucket`."""
+        return self._all_reduce_columns(reduce_scatter(bucket / self._devices, ROW))
 
     def _all_reduce_columns(self, shard: Array) -> Array:
         """Return the sum over all rows of all slices."""
@@ -114,16 +119,10 @@ class WorldTorus2DAllReduce(Torus2DAllReduce):
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh)
-        self._row, self.shards = self.shards, mesh.size
-
-    def __call__(self, bucket: Array) -> Array:
-        padded = _pad(bucket, self._row)
-        shard = self._all_reduce_columns(reduce_scatter(padded / self.shards, ROW))
-        total: Array = lax.all_gather(shard, ROW, tiled=True)
-        return total[: len(bucket)]
+        self.shards = self._devices
 
     def reduce_scatter(self, bucket: Array) -> Array:
-        part = bucket / self.shards
+        part = bucket / self._devices
         for axes in (ROW, COLUMN, SLICES):
             part = reduce_scatter(part, axes)
         return part

@@ -140,7 +140,7 @@ class TrainStep:
         parameters: NamedArrays,
         statistics: NamedArrays,
         number: int = 0,
-        optimizer_state: "HostOptimizerState | None" = None,
+        optimizer_state: HostOptimizerState | None = None,
     ) -> DeviceState:
         """Return the state after `number` steps, on the devices, from values that every process has.
 
@@ -162,7 +162,7 @@ class TrainStep:
 
         return jax.tree.map(put, packed, self.specs)  # type: ignore[no-any-return]
 
-    def initial_optimizer_state(self) -> "HostOptimizerState":
+    def initial_optimizer_state(self) -> HostOptimizerState:
         """Return the optimizer state before the first step."""
         optimizer = self.optimizer
         moments = {

@@ -69,7 +69,7 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
 def device_kind() -> str:
     """Return the kind of this process's devices, without JAX, which may look for them only in the rank group."""
     if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
-        return platform
+        return "cuda" if platform == "gpu" else platform  # JAX takes both names
     return "tpu" if host_info.tpu_chips() else "cuda" if host_info.visible_gpus() else "cpu"
 
 

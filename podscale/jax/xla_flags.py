@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Platform = Literal["tpu", "cuda"]
-VARIABLES: dict[Platform, str] = {"tpu": "LIBTPU_INIT_ARGS", "cuda": "XLA_FLAGS"}
+VARIABLES: dict[str, str] = {"tpu": "LIBTPU_INIT_ARGS", "cuda": "XLA_FLAGS"}
 """Environment variable from which the compiler of a platform reads its flags."""
 JAX_GPU_TIPS = "JAX documentation, GPU performance tips"
 MAXTEXT = "AI-Hypercomputer/maxtext benchmarks/xla_flags_library.py, 05d3525"
@@ -101,12 +101,10 @@ XLA_FLAGS = (
 
 
 def xla_environment(platform: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set for a platform, such as `tpu`: the flags that `environment` does not set itself."""
-    variables = {}
-    for known, variable in VARIABLES.items():
-        given = environment.get(variable, "")
-        names = {argument.lstrip("-").partition("=")[0] for argument in given.split()}
-        flags = [flag.argument for flag in XLA_FLAGS if flag.platform == known == platform and flag.name not in names]
-        if flags:
-            variables[variable] = " ".join([*given.split(), *flags])
-    return variables
+    """Return the variable of a platform, such as `tpu`, with the flags of `environment` and those that it lacks."""
+    if platform not in VARIABLES:
+        return {}
+    given = environment.get(VARIABLES[platform], "").split()
+    names = {argument.lstrip("-").partition("=")[0] for argument in given}
+    flags = [flag.argument for flag in XLA_FLAGS if flag.platform == platform and flag.name not in names]
+    return {VARIABLES[platform]: " ".join([*given, *flags])}

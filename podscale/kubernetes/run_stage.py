@@ -170,19 +170,20 @@ def _handle_signal(api: ClusterClient, job: KubernetesObject, printer: LinePrint
 
 
 def _job_start_writer(api: ClusterClient, config: RunConfig, stage: StageName, *, pipeline: bool) -> OnStarted:
-    """Return the function that leaves the start of a training's pods for rank 0.
+    """Return the function that leaves the start of a job's pods for rank 0.
 
-    A pipeline's launcher writes it into the run directory; others annotate the leading pod, if they may.
+    A pipeline's launcher writes it into the run directory; others annotate the leading pod of a training, if they may.
     """
 
-    def annotate(start: JobStart, leader: KubernetesObject) -> None:
-        if stage == "train":
+    def leave(start: JobStart, leader: KubernetesObject) -> None:
+        if pipeline:
+            write_job_start(RunDirectory.for_config(config), start)
+        elif stage == "train":
             with suppress(ApiError, ApiUnreachable):  # without it, only the metrics of the start are incomplete
                 change = {"metadata": {"annotations": {START_ANNOTATION: start.to_text()}}}
                 api.with_retry(retry.INTERACTIVE, lambda line: None).patch(PODS, name_of(leader), change)
 
-    run = RunDirectory.for_config(config)
-    return (lambda start, leader: write_job_start(run, start)) if pipeline else annotate
+    return leave
 
 
 def _job_result(stage: StageName, state: JobState) -> JobResult:

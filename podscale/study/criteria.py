@@ -1,6 +1,5 @@
 """Sections of a study document that are written before the run: selection of options, and pass criteria."""
 
-from itertools import product
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -71,8 +70,3 @@ class CriterionSection(Section):
     def is_decisive(self) -> bool:
         """Return True if the criterion has a threshold and is no premise."""
         return not self.premise and (self.above, self.below, self.equal) != (None, None, None)
-
-
-def search_candidates(search: dict[str, tuple[Any, ...]]) -> list[OptionValues]:
-    """Return all combinations of the values of a search, in the order of the document."""
-    return [dict(zip(search, values, strict=True)) for values in product(*search.values())]

@@ -1,6 +1,7 @@
 """Study document: the base run, the variants and the grid applied to it, and the settings of the results."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -8,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from podscale.config import RunConfig, loads
 from podscale.config.document import format_overrides
 from podscale.config.fields import Section, conflict_error
-from podscale.study.criteria import CriterionSection, OptionValues, SelectionSection, search_candidates
+from podscale.study.criteria import CriterionSection, OptionValues, SelectionSection
 
 RATE_OPTION = "train.schedule.learning_rate"
 BATCH_OPTION = "train.global_batch"
@@ -76,8 +77,10 @@ class Variant(Section):
 
     @property
     def candidates(self) -> list[OptionValues]:
-        """Return the combinations to try; empty without a search."""
-        return search_candidates(self.search) if self.search else []
+        """Return all combinations of the search's values, in the order of the document; empty without a search."""
+        if not self.search:
+            return []
+        return [dict(zip(self.search, values, strict=True)) for values in product(*self.search.values())]
 
     @model_validator(mode="after")
     def _check_search(self) -> "Variant":
@@ -217,6 +220,11 @@ class StudyDocument(Section):
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
+
+    def criterion_points(self, criterion: CriterionSection) -> tuple[OptionValues, OptionValues]:
+        """Return the grid points of both sides of a criterion; an option that it leaves out is at its last value."""
+        last = {option: values[-1] for option, values in self.grid.items()}
+        return {**last, **criterion.at}, {**last, **(criterion.than_at or criterion.at)}
 
     def rate_of(self, variant: Variant) -> RateSection | None:
         return variant.learning_rate or self.learning_rate

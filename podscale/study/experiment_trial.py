@@ -37,9 +37,9 @@ def run_experiment_trial(environ: Mapping[str, str] = os.environ) -> dict[str, f
         PodscaleError: A training failed.
     """
     study = StudyDocument.model_validate_json(environ[env.STUDY])
-    grid = TrialGrid(narrow_study(study, parse_choice(environ[env.TRIAL])))
-    records = RecordStore(grid.workspace)
-    runner = StudyRunner(grid, records, jobs=1, on_trial_end=_print_trial)
+    chosen = TrialGrid(narrow_study(study, parse_choice(environ[env.TRIAL])))
+    records = RecordStore(chosen.workspace)
+    runner = StudyRunner(TrialGrid(study), records, jobs=1, series=chosen.series, on_trial_end=_print_trial)
     directory = runner.study_directory
     directory.mkdir(parents=True, exist_ok=True)
     lease = Lease.hold(directory / SHARDS_LEASE, wait_seconds=SHARDS_WAIT_SECONDS)  # trials start at the same time
@@ -51,7 +51,7 @@ def run_experiment_trial(environ: Mapping[str, str] = os.environ) -> dict[str, f
     if runner.failures:
         listing = "\n".join(f"{name}: {error}" for name, error in runner.failures.items())
         raise PodscaleError(f"{len(runner.failures)} trainings failed:\n{listing}", field="trial")
-    return mean_results(known_records(list(grid.known_trials(records.get).values()), records.get))
+    return mean_results(known_records(list(chosen.known_trials(records.get).values()), records.get))
 
 
 def parse_choice(text: str) -> dict[str, str]:

@@ -51,10 +51,8 @@ class TrialGrid:
 
     def _check_budgets(self) -> None:
         """Check that the variants of each criterion train on equally many images."""
-        last = {option: values[-1] for option, values in self.study.grid.items()}
         for criterion in self.study.criteria:
-            here = {**last, **criterion.at}
-            there = {**last, **(criterion.than_at or criterion.at)}
+            here, there = self.study.criterion_points(criterion)
             first = self.build_series(criterion.variant, tuple(here.items()))
             for name in criterion.others:
                 other = self.build_series(name, tuple(there.items()))

@@ -92,8 +92,7 @@ def write_study_results(study: StudyDocument) -> list[Path]:
     """Write the results of the records so far into the study's workspace directory."""
     results, folder = _recorded_results(study)
     launches = read_launches(folder)
-    protocol = describe_protocol(study, launches) if study.criteria else []
-    return write_results(results, folder, [*measurement_conditions(), *protocol], launches)
+    return write_results(results, folder, _page_head(study, launches), launches)
 
 
 def markdown_without_charts(study: StudyDocument) -> str:
@@ -101,8 +100,12 @@ def markdown_without_charts(study: StudyDocument) -> str:
     results, folder = _recorded_results(study)
     blocks = [block for block in result_blocks(results) if not isinstance(block, ChartBlock)]
     page = TextBlock(f"The charts are in `{folder / results.study.name}.html`.")
-    protocol = describe_protocol(study, read_launches(folder)) if study.criteria else []
-    return render_markdown(results, [*blocks, page], [*measurement_conditions(), *protocol])
+    return render_markdown(results, [*blocks, page], _page_head(study, read_launches(folder)))
+
+
+def _page_head(study: StudyDocument, launches: Sequence[ProtocolLaunch]) -> list[str]:
+    """Return the lines below the title: conditions and, with criteria, the protocol."""
+    return [*measurement_conditions(), *(describe_protocol(study, launches) if study.criteria else [])]
 
 
 def _recorded_results(study: StudyDocument) -> tuple[StudyResults, Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from podscale.study.criteria import OptionValues
 from podscale.study.critical_batch import CriticalBatch, critical_batch
-from podscale.study.document import BATCH_OPTION, RATE_OPTION, StudyDocument
+from podscale.study.document import BATCH_OPTION, StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
 from podscale.study.seed_statistics import MeanDifference, mean_deviation, mean_difference, paired_difference
@@ -40,10 +40,7 @@ class ResultGroup:
     @property
     def rate(self) -> float | None:
         """Learning rate of the trainings; None until it is known."""
-        if self.choice is None:
-            return None
-        rate: float = self.choice.get(RATE_OPTION, self.series.config.train.schedule.learning_rate)
-        return rate
+        return None if self.choice is None else self.series.rate_of(self.choice)
 
     @cached_property
     def top1s(self) -> list[float]:
@@ -117,13 +114,9 @@ class StudyResults:
         """
         if not self.study.criteria:
             return mean_difference(first.top1s, group.top1s)
-        by_seed = {record.seed: record.top1 for record in first.records if record.top1 is not None}
-        pairs = [
-            record.top1 - by_seed[record.seed]
-            for record in group.records
-            if record.top1 is not None and record.seed in by_seed
-        ]
-        return paired_difference(pairs) if pairs else None
+        pairs = ((record.top1, other.top1) for record, other in paired_records(group, first))
+        differences = [top1 - other for top1, other in pairs if top1 is not None and other is not None]
+        return paired_difference(differences) if differences else None
 
     def groups_of_line(self, line: str) -> list[ResultGroup]:
         return [group for group in self.groups if group.line == line]
@@ -174,6 +167,12 @@ class StudyResults:
                 break
             last = group.x
         return last
+
+
+def paired_records(first: ResultGroup, second: ResultGroup) -> list[tuple[TrialRecord, TrialRecord]]:
+    """Return the records of both groups for each seed that both have."""
+    by_seed = {record.seed: record for record in second.records}
+    return [(record, by_seed[record.seed]) for record in first.records if record.seed in by_seed]
 
 
 def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:

@@ -66,7 +66,7 @@ def narrow_study(study: StudyDocument, choice: Mapping[str, str]) -> StudyDocume
     """
     variant = study.variant(_find(VARIANT, [entry.name for entry in study.variants], choice))
     grid = {option: (_find(option, list(values), choice),) for option, values in study.grid.items()}
-    base = study.model_copy(update={"variants": (variant,), "grid": grid})
+    base = study.model_copy(update={"variants": (variant,), "grid": grid, "criteria": ()})
     rate = TrialGrid(base).series[0].rate_from_rule(lambda key: None)
     if rate is None:
         return base
@@ -81,6 +81,10 @@ def _check_independent(study: StudyDocument) -> None:
         problem, hint = "Katib compares the accuracy of trials", "Use --backend kfp, or set choose=accuracy."
         raise InputError(problem, field="choose", got=study.choose, hint=hint)
     for variant in study.variants:
+        if variant.search or variant.search_of is not None:
+            problem = f"the options of {variant.name} follow from trials of its selection, and Katib's are independent"
+            hint = "Use --backend kfp, or make the values a grid."
+            raise InputError(problem, field="search", hint=hint)
         section = study.rate_of(variant)
         if section is not None and isinstance(section.at, str):
             hint = "Give its rate as a number, a rule or a table, or use --backend kfp."

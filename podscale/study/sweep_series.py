@@ -166,15 +166,13 @@ class SweepSeries:
 
     def chosen_rate(self, get: GetRecord) -> float | None:
         """Return the learning rate that all seeds run with; None until it is known."""
-        if self.variant.search or self.variant.search_of is not None:
-            choice = self.choice(get)
-            return None if choice is None else choice.get(RATE_OPTION, self.config.train.schedule.learning_rate)
-        if self.rate_section is None:
-            return self.config.train.schedule.learning_rate
-        if self.rate_section.sweep is None:
-            return self.rate_from_rule(get)
-        best = self._best([{RATE_OPTION: rate} for rate in self.sweep_rates(get)], get)
-        return None if best is None else best[RATE_OPTION]
+        choice = self.choice(get)
+        return None if choice is None else self.rate_of(choice)
+
+    def rate_of(self, choice: OptionValues) -> float:
+        """Return the learning rate with these options: theirs, or that of the run document."""
+        rate: float = choice.get(RATE_OPTION, self.config.train.schedule.learning_rate)
+        return rate
 
     def candidates(self, get: GetRecord) -> list[OptionValues]:
         """Return the options to try that follow from the records so far."""
@@ -182,14 +180,14 @@ class SweepSeries:
 
     def choice(self, get: GetRecord) -> OptionValues | None:
         """Return the chosen options that all seeds run with; None until they are known."""
-        if self.variant.search:
-            return self._best(self.variant.candidates, get)
         if self.variant.search_of is not None:
             assert self.depends_on is not None
             return self.depends_on.choice(get)
+        if self.variant.search or (self.rate_section is not None and self.rate_section.sweep is not None):
+            return self._best(self.candidates(get), get)
         if self.rate_section is None:
             return {}
-        rate = self.chosen_rate(get)
+        rate = self.rate_from_rule(get)
         return None if rate is None else {RATE_OPTION: rate}
 
     def trials(self, get: GetRecord) -> Iterator[Trial]:

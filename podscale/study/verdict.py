@@ -2,13 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from podscale.study.criteria import CriterionSection, OptionValues
 from podscale.study.records import TrialRecord
-from podscale.study.results import ResultGroup, StudyResults
+from podscale.study.results import ResultGroup, StudyResults, paired_records
 from podscale.study.seed_statistics import MeanDifference, paired_difference
 from podscale.study.sweep_series import format_option_value, short_option_name
 
@@ -62,8 +62,8 @@ class StudyVerdict:
 
 def study_verdict(results: StudyResults) -> StudyVerdict:
     """Judge the criteria of a study by the records so far."""
-    criteria = [judge_criterion(results, criterion) for criterion in results.study.criteria]
     sections = results.study.criteria
+    criteria = [judge_criterion(results, section) for section in sections]
     premises = [result.verdict for result in criteria if result.premise]
     decisive = [result for result, section in zip(criteria, sections, strict=True) if section.is_decisive]
     verdicts = [result.verdict for result in decisive or criteria]
@@ -80,9 +80,11 @@ def _join_sentences(criteria: Sequence[CriterionVerdict]) -> str:
     """Return the sentences of the criteria; of several, each with its verdict."""
     if len(criteria) == 1:
         return criteria[0].sentence
-    judged = [one for one in criteria if one.verdict in ("passed", "failed", "undecided")]
     return " ".join(
-        f"{one.sentence.rstrip('.')}, {one.verdict}." if one in judged else one.sentence for one in criteria
+        f"{one.sentence.rstrip('.')}, {one.verdict}."
+        if one.verdict in ("passed", "failed", "undecided")
+        else one.sentence
+        for one in criteria
     )
 
 
@@ -100,10 +102,11 @@ def _any_verdict(verdicts: Sequence[Verdict]) -> Verdict:
 
 def judge_criterion(results: StudyResults, criterion: CriterionSection) -> CriterionVerdict:
     """Judge one criterion by the records so far."""
-    group = _group(results, criterion.variant, criterion.at)
-    others = [_group(results, name, criterion.than_at or criterion.at) for name in criterion.others]
+    here, there = results.study.criterion_points(criterion)
+    group = _group(results, criterion.variant, here)
+    others = [_group(results, name, there) for name in criterion.others]
     other = _best_selected(others)
-    pairs = [] if other is None else _pairs(group, other)
+    pairs = [] if other is None else paired_records(group, other)
     values = [_measure(criterion, first, second) for first, second in pairs]
     missing = other is None or len(values) < min(group.expected, other.expected)
     difference = None if missing else paired_difference(values)
@@ -130,9 +133,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _group(results: StudyResults, variant: str, at: OptionValues) -> ResultGroup:
-    """Return the results of a variant at a grid point; options that `at` leaves out are at their last value."""
-    point = {option: at.get(option, values[-1]) for option, values in results.study.grid.items()}
+def _group(results: StudyResults, variant: str, point: OptionValues) -> ResultGroup:
+    """Return the results of a variant at a grid point."""
     return next(
         group for group in results.groups if group.series.variant.name == variant and dict(group.series.point) == point
     )
@@ -146,11 +148,6 @@ def _best_selected(groups: Sequence[ResultGroup]) -> ResultGroup | None:
     if any(score is None for score in scores.values()):
         return None
     return max(groups, key=lambda group: scores[group.series.name] or ())
-
-
-def _pairs(first: ResultGroup, second: ResultGroup) -> list[tuple[TrialRecord, TrialRecord]]:
-    by_seed: Mapping[int, TrialRecord] = {record.seed: record for record in second.records}
-    return [(record, by_seed[record.seed]) for record in first.records if record.seed in by_seed]
 
 
 def _measure(criterion: CriterionSection, first: TrialRecord, second: TrialRecord) -> float:
@@ -180,6 +177,8 @@ def _verdict(criterion: CriterionSection, difference: MeanDifference) -> Verdict
 def describe_threshold(criterion: CriterionSection) -> str:
     """Return the threshold of a criterion in words."""
     if criterion.measure == "steps":
+        if criterion.above is not None:
+            return f"ratio of steps > {criterion.above:g} at 95 %"
         return f"ratio of steps < {criterion.below:g} at 95 %" if criterion.below is not None else "ratio of steps"
     if criterion.above is not None:
         return f"difference > {100 * criterion.above:+g} points at 95 %"

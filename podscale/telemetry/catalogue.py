@@ -279,7 +279,7 @@ METRICS = (
         "gauge",
         "rank 0",
         "Time from the submission to the end of this launch's first step, by part; scheduling and pull only if a "
-        "pipeline submitted the job.",
+        "launcher (a pipeline's, or `podscale submit`) watched the pods.",
         "seconds",
         {"part": STARTUP_PARTS},
     ),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig, dumps, loads
+from podscale.config.batch_phases import largest_pass
 from podscale.config.checks import check_ranks
 from podscale.config.preflight.host import MIN_PROCESS_BYTES, processes_per_node
 from podscale.errors import InputError
@@ -39,12 +40,12 @@ def training_memory_problems(config: RunConfig, classes: int | None = None) -> I
     needed = node_memory(config, classes) + processes_per_node(config) * MIN_PROCESS_BYTES
     if needed <= available:
         return
-    proposals = _fitting_settings(config, classes, available)
-    advice = f"Set {', or '.join(proposals)}." if proposals else "Lower train.global_batch or input.image_size."
+    proposals, largest = _fitting_settings(config, classes, available), largest_pass(config.train)
+    advice = f"Set {', or '.join(proposals)}." if proposals else f"Lower {largest.batch_option} or input.image_size."
     yield InputError(
         f"a step needs about {format_bytes(needed)} of memory, {format_bytes(available)} are free",
-        field="train.global_batch",
-        got=config.train.global_batch,
+        field=largest.batch_option,
+        got=largest.global_batch,
         hint=f"{advice} {env.IGNORE_MEMORY}=1 starts the run all the same",
     )
 
@@ -71,11 +72,16 @@ def _fitting_settings(config: RunConfig, classes: int, available: int) -> list[s
 
 
 def _larger_accumulations(config: RunConfig) -> Iterator[int]:
-    """Yield the larger multiples of the accumulation that leave every pass equally many images, and enough of them."""
-    ranks, now = processes_per_node(config) * config.launch.nodes, config.train.accumulation
-    per_rank = config.train.global_batch // ranks
+    """Yield the larger multiples of the accumulation that leave every pass equally many images, and enough of them.
+
+    They are those of the phase with the largest pass; none if it has its own accumulation, which `--set` cannot reach.
+    """
+    largest, ranks = largest_pass(config.train), processes_per_node(config) * config.launch.nodes
+    if largest.accumulation_option != "train.accumulation":
+        return
+    per_rank, now = largest.global_batch // ranks, largest.accumulation
     for accumulation in range(2 * now, per_rank // MIN_PASS_IMAGES + 1, now):
-        if config.train.global_batch % (ranks * accumulation) == 0:
+        if largest.global_batch % (ranks * accumulation) == 0:
             yield accumulation
 
 

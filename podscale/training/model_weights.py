@@ -10,7 +10,7 @@ from safetensors.numpy import save
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.config.identity import differences, result_values
+from podscale.config.identity import add_later_options, differences, result_values
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
 from podscale.runs.checkpoint.format import CheckpointEntry, Snapshot, complete_entries, read_snapshot
@@ -21,6 +21,8 @@ from podscale.util.files import write_atomically, write_json
 
 EPOCH_KEY = "epoch"
 """Key of a checkpoint's metadata: passes over the training split so far."""
+EPOCH_BEFORE_KEY = "epoch_before"
+"""Key of a checkpoint's metadata: passes before the last step, whose batch may differ from those of other steps."""
 MODEL_PREFIX = "model/"
 
 
@@ -50,10 +52,10 @@ def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeigh
             got=start.run,
             hint="Train that run first.",
         )
-    entry = entries[0] if start.epoch is None else _entry_of_epoch(entries, start.epoch, start.run)
+    entry = entries[0] if start.epoch is None else entry_of_epoch(entries, start.epoch, start.run)
     saved = entry.manifest.identity
-    saved_options, options = _model_options(saved.result), _model_options(result_values(config))
-    conflicts = differences(saved_options, {name: value for name, value in options.items() if name in saved_options})
+    options = _model_options(result_values(config))
+    conflicts = differences(add_later_options(_model_options(saved.result), options), options)
     if conflicts:
         listing = "\n".join(f"  {conflict}" for conflict in conflicts)
         raise InputError(f"these weights belong to another model:\n{listing}", field=str(entry.path))
@@ -80,13 +82,14 @@ def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeigh
     return InitialWeights(arrays, _provenance(start.run, snapshot))
 
 
-def _entry_of_epoch(entries: list[CheckpointEntry], epoch: float, run: str) -> CheckpointEntry:
-    """Return the checkpoint of an epoch: the first one after its end, by less than one step."""
+def entry_of_epoch(entries: list[CheckpointEntry], epoch: float, run: str) -> CheckpointEntry:
+    """Return the checkpoint of an epoch: the one after the first step that ends at or after it."""
     candidates = [
         (float(entry.manifest.meta[EPOCH_KEY]), entry) for entry in entries if EPOCH_KEY in entry.manifest.meta
     ]
     for entry_epoch, entry in candidates:
-        if -1e-6 <= entry_epoch - epoch < entry_epoch / entry.step - 1e-6:
+        of_equal_steps = entry_epoch - entry_epoch / entry.step  # before phases could change the batch
+        if entry.manifest.meta.get(EPOCH_BEFORE_KEY, of_equal_steps) + 1e-6 < epoch <= entry_epoch + 1e-6:
             return entry
     listing = ", ".join(f"{entry_epoch:g}" for entry_epoch, _ in sorted(candidates, key=lambda pair: pair[0]))
     raise InputError(

@@ -1,10 +1,10 @@
 """Constants of NLCG (Adya 2018; the authors' program), shared by both engines, without a framework.
 
-Step heuristic: the ratio of the loss to an earlier one selects a row of `RISES`. The row has the factor of the base
-rate, and the fraction of the last direction that is taken back.
+Step heuristic: the ratio of the loss to an earlier one selects a row of `rate_table`. The row has the factor of the
+base rate, and the fraction of the last direction that is taken back.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 EPS = 1e-8
 LOSS_DECAY = 0.7
@@ -22,3 +22,21 @@ TAKE_BACK_FRACTIONS = (0.0, 0.1, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 GROWTH = {"step": 1.05, "online": 1.02}
 
 RateMode = Literal["step", "online", "none"]
+
+
+class RateTable(NamedTuple):
+    """Columns of the table. Row n, from 0, holds for ratios of the loss above n of the `limits`."""
+
+    limits: tuple[float, ...]
+    factors: tuple[float, ...]
+    fractions: tuple[float, ...]
+
+
+def rate_table(mode: RateMode, tolerance: float) -> RateTable:
+    """Return the table of a mode; mode `none` does not use it.
+
+    Args:
+        tolerance: factor on `RISES`, above 0.
+    """
+    limits = tuple(1.0 + tolerance * rise for rise in RISES)
+    return RateTable(limits, (GROWTH.get(mode, 1.0), *SHRINKS), TAKE_BACK_FRACTIONS)

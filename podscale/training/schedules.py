@@ -9,7 +9,7 @@ A run is a sequence of phases. The first one is the document's own schedule and 
 it does not set: schedule, batch, weight decay, momentum, crop and size of images. A phase with its own schedule counts
 from its own beginning. A schedule lasts until the next phase that sets one, or until the end of the run.
 
-Times and lengths are in first batches (`StepPositions`), which are steps while the batch is constant.
+Times and lengths are in steps of the first batch (`StepPositions`), which are steps while the batch is constant.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ from podscale.errors import PodscaleError, Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training.gauges import add_gauges
-from podscale.training.model_weights import EPOCH_KEY, TrainedModel, export_model
+from podscale.training.model_weights import EPOCH_BEFORE_KEY, EPOCH_KEY, TrainedModel, export_model
 from podscale.training.run_progress import EvaluationResult, RunProgress
 from podscale.training.step_plan import StepPlan
 from podscale.training.training_logger import TrainingLogger
@@ -312,7 +312,8 @@ class Trainer(ABC):
             self.apply_status(self.step_sync.drain())  # so that the saved count of skipped steps is complete
             snapshot = self.capture_state()
             if snapshot is not None:
-                snapshot.meta[EPOCH_KEY] = round(self.plan.epoch_after(self.progress.step), 6)
+                for key, step in ((EPOCH_BEFORE_KEY, self.progress.step - 1), (EPOCH_KEY, self.progress.step)):
+                    snapshot.meta[key] = round(self.plan.epoch_after(step), 6)
                 self.checkpoint_store.save(snapshot, top1=self.progress.top1)
                 if wait:
                     self.checkpoint_store.wait()

@@ -16,6 +16,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.stream import stream
 from urllib3.exceptions import HTTPError
 
+from benchmarks.failures.cluster_objects import new_namespace
 from tests.cluster.lab import places
 
 Manifest = dict[str, Any]
@@ -67,17 +68,10 @@ class Cluster:
     @contextlib.contextmanager
     def namespace(self, prefix: str, *, security: str = "restricted") -> Iterator[str]:
         """Yield a namespace that enforces this Pod Security Standard, with a claim `workspace`; deleted afterwards."""
-        name = f"{prefix.replace('_', '-')[:40]}-{uuid.uuid4().hex[:6]}"
         labels = {"pod-security.kubernetes.io/enforce": security}
-        self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
-        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Gi"}}}
-        try:
-            self.core.create_namespaced_persistent_volume_claim(
-                name, {"metadata": {"name": "workspace"}, "spec": claim}
-            )
+        name = f"{prefix.replace('_', '-')[:40]}-{uuid.uuid4().hex[:6]}"
+        with new_namespace(self.core, name, labels):
             yield name
-        finally:
-            self.core.delete_namespace(name)
 
     @property
     def is_lab(self) -> bool:

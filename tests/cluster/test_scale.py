@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.failures.cluster_objects import fake_node
 from podscale.config import RunConfig
 from podscale.config.document import dumps
 from tests.cluster.cluster import Cluster
@@ -92,15 +93,9 @@ def fake_nodes(
 
     def add(number: int) -> None:
         pool = {"cloud.google.com/gke-nodepool": f"pool-{number * pools // count}"}
-        amounts = {"cpu": "208", "memory": "1800Gi", "ephemeral-storage": "6Ti", "pods": "110", resource: str(amount)}
-        metadata = {
-            "name": names[number],
-            "labels": {**labels, **pool, "kubernetes.io/hostname": names[number], "kubernetes.io/os": "linux"},
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-        }
-        taints = [{"key": resource, "value": "present", "effect": "NoSchedule"}]
-        status = {"capacity": amounts, "allocatable": amounts}
-        cluster.core.create_node({"metadata": metadata, "spec": {"taints": taints}, "status": status})
+        amounts = {"cpu": "208", "memory": "1800Gi", "ephemeral-storage": "6Ti", resource: str(amount)}
+        taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
+        cluster.core.create_node(fake_node(names[number], amounts, {**labels, **pool}, [taint]))
 
     with ThreadPoolExecutor(8) as several:
         try:

@@ -81,7 +81,8 @@ def _show_stacks(processes: list[ForkProcess]) -> None:
     """Let the ranks that are still there print their stacks, which pytest shows with the failed test."""
     for process in processes:
         if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGUSR1)
+            assert process.pid, "a running process has one"
+            os.kill(process.pid, signal.SIGUSR1)
     time.sleep(1)
 
 
@@ -94,12 +95,7 @@ def _receive(reader: Connection) -> tuple[bool, Any]:
 
 
 def _rank_main(
-    rank: int,
-    size: int,
-    port: int,
-    timeout_seconds: float,
-    body: Callable[[Any], Any],
-    answer: Connection,
+    rank: int, size: int, port: int, timeout_seconds: float, body: Callable[[Any], Any], answer: Connection
 ) -> None:
     faulthandler.register(signal.SIGUSR1)
     from podscale.pytorch import world

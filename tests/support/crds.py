@@ -13,6 +13,7 @@ import yaml
 
 from tests.cluster.lab import programs
 from tests.cluster.lab.errors import Unavailable
+from tests.support.fast_yaml import FastLoader
 
 BASES = "config/components/crd/bases"
 DEFINITIONS = {
@@ -36,7 +37,7 @@ DEFINITIONS = {
 """Operator module of each kind, in the test cluster's version (tools/cluster/programs.yaml), and the file in it."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(FastLoader):  # type: ignore[misc]
     """YAML loader that reads a lone `=` as text: it is a type in YAML 1.1, and operators list it among comparisons."""
 
 

@@ -52,6 +52,7 @@ def compile_step(config: RunConfig, topology: Topology, classes: int, steps: int
     `steps` is the length of the schedule. Raises InputError if the document does not fit the topology.
     """
     mesh = mesh_for_config(config, topology_devices(topology))
+    # Approximate if batches change by phase; positions are only constants of the program.
     samples = round(steps * config.train.global_batch / config.train.epochs)
     step = build_train_step(config, mesh, classes, step_positions(config.train, samples))
     started = time.monotonic()

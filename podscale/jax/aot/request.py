@@ -41,10 +41,15 @@ FRAMEWORK_FREE = (
     "training/param_layout.py",
     "training/nlcg_rates.py",
     "config/batch_norm_groups.py",
+    "config/batch_phases.py",
+    "data/step_positions.py",
+    "training/schedules.py",
 )
 """Modules below the engine that a compiled step depends on; its other imports only read the document."""
 PROGRAM_INPUT_OPTIONS = {"image_size", "per_image_standardization", "mean", "std"}
 """Options of the input section that a compiled step depends on."""
+PROGRAM_PHASE_OPTIONS = {"global_batch", "accumulation", "batch_norm_momentum"}
+"""Options of a phase that a compiled step, or its refusal, depends on; the rest of the schedule is data."""
 SCHEDULE_STEPS = 2**16
 """Steps whose schedule takes 1 MiB on a device: runs that differ by less share a result."""
 
@@ -77,8 +82,13 @@ class CompileRequest:
             for name, value in sections["train"].items()
             if name not in ("schedule", "phases", "epochs", "engine", "recipe", "recipe_origin", "target_top1")
         }
+        phases = [
+            phase.model_dump(mode="json", include=PROGRAM_PHASE_OPTIONS, exclude_none=True)
+            for phase in self.config.train.phases
+        ]
         return {
             "options": sections,
+            "phases": [phase for phase in phases if phase],
             "input": self.config.input.model_dump(mode="json", include=PROGRAM_INPUT_OPTIONS),
             "topology": str(self.topology),
             "classes": self.classes,

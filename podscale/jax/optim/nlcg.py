@@ -23,18 +23,8 @@ from podscale.jax.optim.base import (
     scale_arrays,
 )
 from podscale.jax.optim.sgd import add_weight_decay
-from podscale.training.nlcg_rates import (
-    COMPARE_EVERY_STEPS,
-    EPS,
-    GROWTH,
-    LOSS_DECAY,
-    MAX_BASE_RATE,
-    MIN_BASE_RATE,
-    RISES,
-    SHRINKS,
-    TAKE_BACK_FRACTIONS,
-    RateMode,
-)
+from podscale.training import nlcg_rates
+from podscale.training.nlcg_rates import EPS, LOSS_DECAY, RateMode
 
 
 @dataclass(frozen=True)
@@ -163,7 +153,7 @@ def _is_due(steps: Array, every: int) -> Array:
     return jnp.remainder(steps, every) == 0 if every else steps == 0
 
 
-RATE_CONTROL_SCALARS = {"base_rate": MAX_BASE_RATE, "loss_average": 0.0, "loss_before": 0.0}
+RATE_CONTROL_SCALARS = {"base_rate": nlcg_rates.MAX_BASE_RATE, "loss_average": 0.0, "loss_before": 0.0}
 """Initial state of `LossRateControl`."""
 
 
@@ -188,14 +178,14 @@ class LossRateControl:
         is_first = steps == 0
         new_average = jnp.where(is_first, loss, LOSS_DECAY * average + (1.0 - LOSS_DECAY) * loss)
         if self.mode == "step":
-            is_compared, rise = jnp.remainder(steps, COMPARE_EVERY_STEPS) == 0, new_average / before
+            is_compared, rise = jnp.remainder(steps, nlcg_rates.COMPARE_EVERY_STEPS) == 0, new_average / before
         else:
             is_compared, rise = jnp.array(True), loss / (new_average if self.updates_first else average)
         is_compared &= ~is_first
-        row = (rise > jnp.array([1.0 + self.tolerance * limit for limit in RISES])).sum()
-        factor = jnp.array([GROWTH[self.mode], *SHRINKS])[row]
-        fraction = jnp.array(TAKE_BACK_FRACTIONS)[row]
-        base = jnp.where(is_compared, jnp.clip(base * factor, MIN_BASE_RATE, MAX_BASE_RATE), base)
+        limits, factors, fractions = map(jnp.array, nlcg_rates.rate_table(self.mode, self.tolerance))
+        row = (rise > limits).sum()
+        factor, fraction = factors[row], fractions[row]
+        base = jnp.where(is_compared, jnp.clip(base * factor, nlcg_rates.MIN_BASE_RATE, nlcg_rates.MAX_BASE_RATE), base)
         before = jnp.where(is_compared | is_first, new_average, before)
         state = {"base_rate": base, "loss_average": new_average, "loss_before": before}
         return base, jnp.where(is_compared, fraction, 0.0), state

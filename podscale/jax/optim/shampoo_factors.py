@@ -6,6 +6,7 @@ holds the statistics of its part, computes their roots, and gathers the roots of
 root is computed once and is bit-identical everywhere.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -71,7 +72,6 @@ class StackFactors(NamedTuple):
     stack: int
     dim: int
     start: int
-    size: int
 
 
 class FactorLayout(ExtraStateLayout):
@@ -92,44 +92,35 @@ class FactorLayout(ExtraStateLayout):
         """Shape of the blocks of each stack, and the name and number of each block."""
         self.groups: dict[str, list[StackFactors]] = {}
         self.powers: dict[str, int] = {}
+        self.array_shapes: dict[str, Shape] = {}
+        """Shape of a group's unsharded arrays, [factors, d, d], padding included."""
+        lengths = Counter[str]()
         for index, (shape, members) in enumerate(self.stacks):
             power = section.exponent or 2 * len(shape)
             for dim, size in enumerate(shape):
-                group = self.groups.setdefault(key := f"{size}x{power}", [])
-                start = group[-1].start + len(self.stacks[group[-1].stack][1]) if group else 0
-                group.append(StackFactors(index, dim, start, size))
-                self.powers[key] = power
-                assert len(members) > 0
-
-    def count(self, group: str) -> int:
-        """Return the number of factors of a group, padding included."""
-        last = self.groups[group][-1]
-        used, devices = last.start + len(self.stacks[last.stack][1]), self.replicas.size
-        return -(-used // devices) * devices
+                group = f"{size}x{power}"
+                self.groups.setdefault(group, []).append(StackFactors(index, dim, lengths[group]))
+                lengths[group] += len(members)
+                padded = -(-lengths[group] // replicas.size) * replicas.size
+                self.powers[group], self.array_shapes[group] = power, (padded, size, size)
 
     @property
     def specs(self) -> Mapping[str, PartitionSpec]:
         statistics = PartitionSpec(self.replicas.axes) if self.replicas.axes else REPLICATED
-        return {
-            f"{kind}/{group}": statistics if kind == "statistics" else REPLICATED
-            for kind in KINDS
-            for group in self.groups
-        }
+        of_kinds = zip(KINDS, (statistics, REPLICATED), strict=True)
+        return {f"{kind}/{group}": spec for kind, spec in of_kinds for group in self.groups}
 
     def initial(self) -> dict[str, Values]:
         arrays = {}
-        for group, factors in self.groups.items():
-            shape = self.count(group), factors[0].size, factors[0].size
+        for group, shape in self.array_shapes.items():
             arrays[f"statistics/{group}"] = np.zeros(shape, np.float32)
             arrays[f"roots/{group}"] = np.broadcast_to(np.eye(shape[1], dtype=np.float32), shape)
         return self.unpack(arrays)
 
     def pack(self, named: Mapping[str, Values]) -> dict[str, Values]:
-        arrays = {}
+        arrays: dict[str, Values] = {}
         for kind in KINDS:
-            for group, factors in self.groups.items():
-                shape = self.count(group), factors[0].size, factors[0].size
-                arrays[f"{kind}/{group}"] = np.zeros(shape, np.float32)
+            arrays |= {f"{kind}/{group}": np.zeros(shape, np.float32) for group, shape in self.array_shapes.items()}
             for name, matrices in self._addresses():
                 vector, start = named[f"{kind}/{name}"], 0
                 for group, row, size in matrices:
@@ -149,7 +140,8 @@ class FactorLayout(ExtraStateLayout):
         """Yield each name, and group, row and size of its matrices in the order of a checkpoint."""
         by_block: dict[tuple[str, int], dict[int, tuple[str, int, int]]] = {}
         for group, factors in self.groups.items():
-            for stack, dim, start, size in factors:
+            size = self.array_shapes[group][1]
+            for stack, dim, start in factors:
                 for row, block in enumerate(self.stacks[stack][1], start):
                     by_block.setdefault(block, {})[dim] = (group, row, size)
         for name, blocks in self.blocks.items():
@@ -167,15 +159,15 @@ class FactorLayout(ExtraStateLayout):
         Args:
             stacks: blocks of each stack, fp32 [blocks, *shape].
         """
-        parts: dict[str, list[Array]] = {name: [] for name in self.blocks}
         placed = {
             block: stacks[index][row]
             for index, (_, members) in enumerate(self.stacks)
             for row, block in enumerate(members)
         }
-        for name, blocks in self.blocks.items():
-            parts[name] = [placed[name, number] for number in range(len(blocks.spans))]
-        return {name: blocks.join(parts[name]) for name, blocks in self.blocks.items()}
+        return {
+            name: blocks.join([placed[name, number] for number in range(len(blocks.spans))])
+            for name, blocks in self.blocks.items()
+        }
 
     def accumulate(
         self, extra: Mapping[str, Array], stacks: Sequence[Array], beta2: float, finite: Array
@@ -191,12 +183,10 @@ class FactorLayout(ExtraStateLayout):
         weight = 1.0 if beta2 == 1.0 else 1.0 - beta2
         statistics = {}
         for group, factors in self.groups.items():
-            squares = [_unfolded_squares(stacks[each.stack], each.dim) for each in factors]
-            missing = self.count(group) - sum(map(len, squares))
-            if missing:
-                squares.append(jnp.zeros((missing, *squares[0].shape[1:]), squares[0].dtype))
+            squares = jnp.concatenate([_unfolded_squares(stacks[each.stack], each.dim) for each in factors])
+            padding = self.array_shapes[group][0] - len(squares)
             old = extra[f"statistics/{group}"]
-            new = beta2 * old + weight * self._local(jnp.concatenate(squares))
+            new = beta2 * old + weight * self._local(jnp.pad(squares, ((0, padding), (0, 0), (0, 0))))
             statistics[f"statistics/{group}"] = _choose_finite_matrices(new, old, finite)
         return statistics
 
@@ -221,14 +211,11 @@ class FactorLayout(ExtraStateLayout):
             stacks: gradients of each stack, fp32 [blocks, *shape].
         """
         results = list(stacks)
-        by_dim = sorted(
-            ((each.stack, each.dim, group, each) for group, factors in self.groups.items() for each in factors),
-            key=lambda entry: entry[:2],
-        )
-        for stack, _, group, each in by_dim:  # each product moves its dimension to the end
+        by_dim = sorted((*each, group) for group, factors in self.groups.items() for each in factors)
+        for stack, _, start, group in by_dim:  # each product moves its dimension to the end
             blocks = results[stack]
             count, size, *others = blocks.shape
-            roots = extra[f"roots/{group}"][each.start : each.start + count]
+            roots = extra[f"roots/{group}"][start : start + count]
             unfolded = blocks.reshape(count, size, -1)
             product = jnp.einsum("bij,bik->bjk", unfolded, roots, precision=lax.Precision.HIGHEST)
             results[stack] = product.reshape(count, *others, size)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.models.resnet import BASIC, EXPANSION, ResNetSpec, resnet_spec
+from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models.stem import Stem
 
@@ -89,12 +89,9 @@ def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.01)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, BasicBlock | Bottleneck) and zero_init_last_gamma:
-            last_norm = module.bn2 if isinstance(module, BasicBlock) else module.bn3
-            nn.init.zeros_(last_norm.weight)  # type: ignore[arg-type]
-    for module in network.modules():  # after all convolutions are initialised
-        if isinstance(module, PreactivatedBlock) and zero_init_last_gamma:
-            nn.init.zeros_(module.last_convolution.weight)
+    for module in network.modules() if zero_init_last_gamma else ():  # after all convolutions are initialised
+        if name := LAST_LAYERS.get(type(module)):
+            nn.init.zeros_(module.get_parameter(f"{name}.weight"))
 
 
 class BlockBuilder:
@@ -113,7 +110,7 @@ class BlockBuilder:
             kind = SubsampledConv
         return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
-    def build_shortcut(self, inputs: int, outputs: int, stride: int, *, is_first: bool = False) -> nn.Module:
+    def build_shortcut(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> nn.Module:
         """Build the identity, or the shortcut of the spec if shapes differ; `is_first` in its stage."""
         if not self.spec.changes_shortcut(inputs, outputs, stride, is_first=is_first):
             return nn.Identity()
@@ -131,28 +128,22 @@ class BlockBuilder:
     def build_stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
         """Build `depth` blocks, of which the first one strides."""
         outputs = inner * EXPANSION[self.spec.block]
-        if self.spec.is_preactivated:
-            kind = PreactivatedBasicBlock if self.spec.block == BASIC else PreactivatedBottleneck
-            return nn.Sequential(
-                kind(inputs, inner, stride, self, is_first=True),
-                *(kind(outputs, inner, 1, self, is_first=False) for _ in range(depth - 1)),
-            )
-        block = BasicBlock if self.spec.block == BASIC else Bottleneck
-        first = block(inputs, inner, stride, self)
-        return nn.Sequential(first, *(block(outputs, inner, 1, self) for _ in range(depth - 1)))
+        block = BLOCKS[self.spec.block, self.spec.is_preactivated]
+        first = block(inputs, inner, stride, self, is_first=True)
+        return nn.Sequential(first, *(block(outputs, inner, 1, self, is_first=False) for _ in range(depth - 1)))
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and the shortcut."""
 
-    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder, *, is_first: bool) -> None:
         super().__init__()
         self.conv1 = builder.build_conv(inputs, inner, 3, stride)
         self.bn1 = builder.norm(inner)
         self.conv2 = builder.build_conv(inner, inner, 3)
         self.bn2 = builder.norm(inner)
         self.branch = builder.build_drop_path()
-        self.downsample = builder.build_shortcut(inputs, inner, stride)
+        self.downsample = builder.build_shortcut(inputs, inner, stride, is_first=is_first)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -163,7 +154,7 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
 
-    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder) -> None:
+    def __init__(self, inputs: int, inner: int, stride: int, builder: BlockBuilder, *, is_first: bool) -> None:
         super().__init__()
         outputs = inner * EXPANSION[builder.spec.block]
         self.conv1 = builder.build_conv(inputs, inner, 1)
@@ -173,7 +164,7 @@ class Bottleneck(nn.Module):
         self.conv3 = builder.build_conv(inner, outputs, 1)
         self.bn3 = builder.norm(outputs)
         self.branch = builder.build_drop_path()
-        self.downsample = builder.build_shortcut(inputs, outputs, stride)
+        self.downsample = builder.build_shortcut(inputs, outputs, stride, is_first=is_first)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -196,11 +187,6 @@ class PreactivatedBlock(nn.Module, ABC):
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, outputs, stride, is_first=is_first)
 
-    @property
-    @abstractmethod
-    def last_convolution(self) -> nn.Conv2d:
-        """Convolution that ends the branch."""
-
     @abstractmethod
     def forward_branch(self, y: Tensor) -> Tensor:
         """Map the activated input `y` [n, channels, height, width] to the branch's output."""
@@ -220,10 +206,6 @@ class PreactivatedBasicBlock(PreactivatedBlock):
         self.bn2 = builder.norm(inner)
         self.conv2 = builder.build_conv(inner, inner, 3)
 
-    @property
-    def last_convolution(self) -> nn.Conv2d:
-        return self.conv2
-
     def forward_branch(self, y: Tensor) -> Tensor:
         y = F.relu(self.bn2(self.conv1(y)), inplace=True)
         return self.conv2(y)  # type: ignore[no-any-return]
@@ -241,14 +223,27 @@ class PreactivatedBottleneck(PreactivatedBlock):
         self.bn3 = builder.norm(inner)
         self.conv3 = builder.build_conv(inner, outputs, 1)
 
-    @property
-    def last_convolution(self) -> nn.Conv2d:
-        return self.conv3
-
     def forward_branch(self, y: Tensor) -> Tensor:
         y = F.relu(self.bn2(self.conv1(y)), inplace=True)
         y = F.relu(self.bn3(self.conv2(y)), inplace=True)
         return self.conv3(y)  # type: ignore[no-any-return]
+
+
+Block = BasicBlock | Bottleneck | PreactivatedBasicBlock | PreactivatedBottleneck
+BLOCKS: dict[tuple[str, bool], type[Block]] = {
+    (BASIC, False): BasicBlock,
+    (BOTTLENECK, False): Bottleneck,
+    (BASIC, True): PreactivatedBasicBlock,
+    (BOTTLENECK, True): PreactivatedBottleneck,
+}
+"""Blocks by kind, and by whether the network is pre-activated."""
+LAST_LAYERS: dict[type[nn.Module], str] = {
+    BasicBlock: "bn2",
+    Bottleneck: "bn3",
+    PreactivatedBasicBlock: "conv2",
+    PreactivatedBottleneck: "conv3",
+}
+"""Last layer of a block's branch."""
 
 
 class BlurredConv(nn.Conv2d):

@@ -33,18 +33,8 @@ from podscale.config.optimizer import NlcgSection
 from podscale.pytorch.optim.base import HyperParams, Optimizer, copy_where_finite, sum_fp64
 from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
 from podscale.pytorch.optim.sgd import add_weight_decay
-from podscale.training.nlcg_rates import (
-    COMPARE_EVERY_STEPS,
-    EPS,
-    GROWTH,
-    LOSS_DECAY,
-    MAX_BASE_RATE,
-    MIN_BASE_RATE,
-    RISES,
-    SHRINKS,
-    TAKE_BACK_FRACTIONS,
-    RateMode,
-)
+from podscale.training import nlcg_rates
+from podscale.training.nlcg_rates import EPS, LOSS_DECAY, RateMode
 
 
 class NlcgPart(NamedTuple):
@@ -86,7 +76,7 @@ class Nlcg(Optimizer):
         # Memory for intermediate values of a part, allocated once: fresh pages cost more than the operations.
         scratch = self._shard.weights.new_empty(2, max((len(part.g) for part in self._parts), default=0))
         finite, (y_d, d_hd, r_s_old) = self._products(finite, scratch[0])
-        old_rate = hyper.learning_rate * self._rate_control.base if self._is_released else self._old_rate
+        old_rate = hyper.learning_rate * self.scalars["base_rate"] if self._is_released else self._old_rate
         rho = self._precondition(finite, y_d, d_hd, old_rate, scratch)
         beta = ((rho - r_s_old) / (self._rho + EPS)).clamp(0.0, 1.0)
         beta = torch.where(self._is_due(self._section.restart_every), 0.0, beta)
@@ -204,17 +194,12 @@ class LossRateControl:
 
     def __init__(self, mode: RateMode, tolerance: float, device: torch.device, *, updates_first: bool = False) -> None:
         self._mode, self._updates_first = mode, updates_first
-        self._base = torch.full((), MAX_BASE_RATE, device=device)
+        self._base = torch.full((), nlcg_rates.MAX_BASE_RATE, device=device)
         self._average, self._before = torch.zeros((), device=device), torch.zeros((), device=device)
         self.scalars = {"base_rate": self._base, "loss_average": self._average, "loss_before": self._before}
-        self._rises = torch.tensor([1.0 + tolerance * rise for rise in RISES], device=device)
-        self._factors = torch.tensor([GROWTH.get(mode, 1.0), *SHRINKS], device=device)
-        self._fractions = torch.tensor(TAKE_BACK_FRACTIONS, device=device)
-
-    @property
-    def base(self) -> Tensor:
-        """Base rate after the last step, fp32 scalar, which a step changes in place."""
-        return self._base
+        self._limits, self._factors, self._fractions = (
+            torch.tensor(column, device=device) for column in nlcg_rates.rate_table(mode, tolerance)
+        )
 
     def __call__(self, loss: Tensor, step: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
         """Return base rate and fraction of `step`, from 0; masked steps do not count."""
@@ -223,13 +208,13 @@ class LossRateControl:
         is_first = step == 0
         average = torch.where(is_first, loss, LOSS_DECAY * self._average + (1.0 - LOSS_DECAY) * loss)
         if self._mode == "step":
-            is_compared, rise = torch.remainder(step, COMPARE_EVERY_STEPS) == 0, average / self._before
+            is_compared, rise = torch.remainder(step, nlcg_rates.COMPARE_EVERY_STEPS) == 0, average / self._before
         else:
             is_compared, rise = torch.ones_like(is_first), loss / (average if self._updates_first else self._average)
         is_compared = is_compared & ~is_first
-        row = (rise > self._rises).sum().view(1)  # a Python index would wait for the device
+        row = (rise > self._limits).sum().view(1)  # a Python index would wait for the device
         factor, fraction = self._factors.index_select(0, row)[0], self._fractions.index_select(0, row)[0]
-        base = (self._base * factor).clamp(MIN_BASE_RATE, MAX_BASE_RATE)
+        base = (self._base * factor).clamp(nlcg_rates.MIN_BASE_RATE, nlcg_rates.MAX_BASE_RATE)
         copy_where_finite(finite & is_compared, self._base, base)
         copy_where_finite(finite & (is_compared | is_first), self._before, average)
         copy_where_finite(finite, self._average, average)

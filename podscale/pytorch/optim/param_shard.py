@@ -108,7 +108,7 @@ class ParamShard:
         self.groups = self._row_groups() if self._slice_of_rows else self._chunk_groups()
 
     def zeros(self) -> Tensor:
-        """Return a buffer with one fp32 value for each of this rank's weights."""
+        """Return a buffer with one value for each of this rank's weights, in their dtype."""
         return torch.zeros(self.length, dtype=self.weights.dtype, device=self.device)
 
     def views(self, values: Tensor) -> list[list[Tensor]]:

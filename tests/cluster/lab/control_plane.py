@@ -24,10 +24,10 @@ def start_controllers(flags: Iterable[str] = ()) -> None:
     processes.start("kube-controller-manager", "kube-controller-manager", *_controller_manager(), *flags)
 
 
-def start_scheduler(configuration: str = "") -> None:
-    """Start the scheduler, with the flag of a configuration file if there is one."""
+def start_scheduler(configuration: Path | None = None) -> None:
+    """Start the scheduler with a configuration file, or with the usual flags."""
     usual = ("--leader-elect=false", f"--kubeconfig={kubeconfig_of('scheduler')}")
-    flags = (configuration,) if configuration else usual
+    flags = usual if configuration is None else (f"--config={configuration}",)
     processes.start("kube-scheduler", "kube-scheduler", "--bind-address=127.0.0.1", *flags)
 
 

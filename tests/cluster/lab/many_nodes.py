@@ -5,6 +5,7 @@ before it takes a node for dead. The usual limits of 20 to 50 requests a second 
 """
 
 import json
+from pathlib import Path
 
 from tests.cluster.lab import control_plane, fake_kubelet, places, processes
 from tests.cluster.lab.pki import kubeconfig_of
@@ -28,14 +29,14 @@ def set_many_nodes(*, many: bool) -> None:
         processes.stop(name)
     if many:
         control_plane.start_controllers(CONTROLLER_FLAGS)
-        control_plane.start_scheduler(f"--config={_scheduler_configuration()}")
+        control_plane.start_scheduler(_scheduler_configuration())
     else:
         control_plane.start_controllers()
         control_plane.start_scheduler()
     fake_kubelet.start(heartbeats=not many)
 
 
-def _scheduler_configuration() -> str:
+def _scheduler_configuration() -> Path:
     path = places.STATE / "scheduler.json"
     content = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -45,4 +46,4 @@ def _scheduler_configuration() -> str:
         "percentageOfNodesToScore": NODES_TO_SCORE_PERCENT,
     }
     path.write_text(json.dumps(content))
-    return str(path)
+    return path

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from podscale.data.shard_set import ShardSet
-from podscale.errors import Preempted
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.trainer import PyTorchTrainer
 from podscale.pytorch.world import World
@@ -17,11 +16,11 @@ from tests.distributed.training.test_training import (
     before_every_step,
     document,
     final_state,
-    keys_of,
     losses_of,
     records_of,
     run_training,
     stop_after,
+    train_recorded,
 )
 
 IMAGES = 48
@@ -35,18 +34,10 @@ CHANGING = {"train__global_batch": 8, "train__phases": PHASES, "model__batch_nor
 """On two ranks batch norm's groups are both ranks, then two parts of a rank's batch, then both ranks again."""
 
 
-def train_recorded(config: Any, shards: Path, world: World, prepare: Prepare = lambda s: None) -> dict[int, list[int]]:
-    """Train until the end or a stop, and return the sample keys of each step of this rank."""
-    keys: dict[int, list[int]] = {}
-
-    def both(session: PyTorchTrainer) -> None:
-        prepare(session)
-        keys_of(session, keys)
-
-    try:
-        run_training(config, shards, world, both)
-    except Preempted:
-        assert prepare is not None
+def train_for_keys(config: Any, shards: Path, world: World, stop: Prepare | None = None) -> dict[int, list[int]]:
+    """Train until the end, or until `stop` stops it, and return the sample keys of each step of this rank."""
+    stopped, keys = train_recorded(config, shards, world, stop or (lambda session: None))
+    assert bool(stopped) == (stop is not None), stopped
     return keys
 
 
@@ -61,7 +52,7 @@ def test_runs_stopped_around_a_change_have_the_bits_and_the_order_of_one(
     """Stopped two steps before the change after step 6, at it, and two steps after it."""
     shards = make_shard_set()
     straight = document(tmp_path, run__id="straight", **CHANGING)
-    whole = run_world(2, lambda world: train_recorded(straight, shards, world))
+    whole = run_world(2, lambda world: train_for_keys(straight, shards, world))
     assert [len(global_order(whole, number)) for number in range(12)] == SIZES
     stream = [key for number in range(12) for key in global_order(whole, number)]
     everything = sorted(ShardSet.open(shards).split("train").keys.tolist())
@@ -71,9 +62,9 @@ def test_runs_stopped_around_a_change_have_the_bits_and_the_order_of_one(
 
     for asked, saved in ((1, 4), (3, 6), (6, 8)):
         halted = document(tmp_path, run__id=f"halted{saved}", **CHANGING)
-        first = run_world(2, lambda world, c=halted, n=asked: train_recorded(c, shards, world, stop_after(n, 1)))
+        first = run_world(2, lambda world, c=halted, n=asked: train_for_keys(c, shards, world, stop_after(n, 1)))
         assert sorted(first[0]) == list(range(saved))
-        second = run_world(2, lambda world, c=halted: train_recorded(c, shards, world))
+        second = run_world(2, lambda world, c=halted: train_for_keys(c, shards, world))
         assert [{**first[rank], **second[rank]} for rank in range(2)] == whole
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
@@ -127,9 +118,9 @@ def test_other_world_sizes_and_all_reduces_keep_the_batches(
         for name, more in (("plain", {}), ("elastic", torus), ("ddp", {"train__all_reduce": {"algorithm": "ddp"}}))
     )
     flat = elastic.model_copy(update={"train": plain.train})
-    whole = run_world(2, lambda world: train_recorded(plain, shards, world))
-    four = run_world(4, lambda world: train_recorded(elastic, shards, world, stop_after(6, 2)))
-    two = run_world(2, lambda world: train_recorded(flat, shards, world))
+    whole = run_world(2, lambda world: train_for_keys(plain, shards, world))
+    four = run_world(4, lambda world: train_for_keys(elastic, shards, world, stop_after(6, 2)))
+    two = run_world(2, lambda world: train_for_keys(flat, shards, world))
     run_world(2, lambda world: run_training(ddp, shards, world))
     assert (sorted(four[0]), sorted(two[0])) == (list(range(8)), list(range(8, 12)))
     for number in range(12):

@@ -67,6 +67,23 @@ def keys_of(session: PyTorchTrainer, keys: dict[int, list[int]]) -> None:
     before_every_step(session, lambda batch: keys.update({batch.host_batch.step: batch.host_batch.keys.tolist()}))
 
 
+def train_recorded(
+    config: RunConfig, shards: Path, world: World, prepare: Prepare = lambda s: None
+) -> tuple[str, dict[int, list[int]]]:
+    """Train until the end or a stop. Return the message of the stop, else "", and this rank's keys of each step."""
+    keys: dict[int, list[int]] = {}
+
+    def both(session: PyTorchTrainer) -> None:
+        prepare(session)
+        keys_of(session, keys)
+
+    try:
+        run_training(config, shards, world, both)
+    except Preempted as error:
+        return str(error), keys
+    return "", keys
+
+
 def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of the newest checkpoint."""
     from podscale.runs.checkpoint.format import complete_entries, read_snapshot
@@ -110,20 +127,6 @@ def test_training_learns_and_writes_all_its_files(run_world: Any, make_shard_set
 def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     """Stopped in the middle of an epoch, on 2 and on 4 ranks, with options that have state."""
     shards = make_shard_set()
-
-    def body(world: World, config: RunConfig, prepare: Prepare) -> tuple[str, dict[int, list[int]]]:
-        keys: dict[int, list[int]] = {}
-
-        def both(session: PyTorchTrainer) -> None:
-            prepare(session)
-            keys_of(session, keys)
-
-        try:
-            run_training(config, shards, world, both)
-        except Preempted as error:
-            return str(error), keys
-        return "", keys
-
     streams = {}
     torus = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05, "wire_column": "bf16"}
     for size, more in (
@@ -139,10 +142,10 @@ def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     ):
         straight = document(tmp_path / f"straight{size}", evaluate__every_epochs=2, **more)
         halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
-        uninterrupted = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
-        first = run_world(size, lambda world, c=halted: body(world, c, stop_after(7, world.size - 1)))
+        uninterrupted = run_world(size, lambda world, c=straight: train_recorded(c, shards, world))
+        first = run_world(size, lambda world, c=halted: train_recorded(c, shards, world, stop_after(7, world.size - 1)))
         assert all("after step 10 of 12" in error for error, _ in first), first[0][0]
-        second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
+        second = run_world(size, lambda world, c=halted: train_recorded(c, shards, world))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
         for rank in range(size):
@@ -379,3 +382,4 @@ def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Pat
     assert meta["precision"]["loss_scale"] == 2.0 ** (24 - results[0].skipped)
     assert meta["precision"]["finite_in_a_row"] == 12 - results[0].skipped
     assert meta["progress"]["skipped"] == results[0].skipped
+    assert meta["epoch_before"] == pytest.approx(meta["epoch"] * 11 / 12, abs=1e-5)  # for `train.start_from.epoch`

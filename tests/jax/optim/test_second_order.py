@@ -4,7 +4,8 @@ In float64 both engines run in it from the first weights on. Sharded steps, and 
 simulated devices.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -38,8 +39,12 @@ from podscale.training.param_layout import ParamOptions
 from tests.support import extreme
 from tests.support.extreme import NORMS, bowl, loss, ml_ncg_oracle, neumann_oracle, nlcg_oracle
 from tests.support.flat_share import FlatArrays
-from tests.support.shampoo_oracle import Step, shampoo_oracle
-from tests.support.updates import DECAYS, STEPS, Values, momentum, rate, start
+from tests.support.shampoo_oracle import shampoo_oracle
+from tests.support.updates import DECAYS, STEPS, Values, rate, start
+from tests.unit.pytorch.optim.test_shampoo import DECAYS as SHAMPOO_DECAYS
+from tests.unit.pytorch.optim.test_shampoo import SHAPES as SHAMPOO_SHAPES
+from tests.unit.pytorch.optim.test_shampoo import draw
+from tests.unit.pytorch.optim.test_shampoo import steps as shampoo_steps
 
 PER_EPOCH, DECAY = 10.0, 1e-2
 EXACT = 1e-9
@@ -56,15 +61,12 @@ NEUMANN = [
     {"moves_by": "previous", "momentum_time": "epochs", "momentum_end": 0.6, "momentum_start": 0.4},
     {"sgd_epochs": 0.0, "beta": 0.0, "alpha": 0.0},
 ]
-SHAMPOO_SHAPES = {"conv": (12, 5, 3, 3), "gamma": (20,), "fc": (10, 17), "zero": (6, 6), "one": (1, 1)}
-SHAMPOO_DECAYS = {name: name != "gamma" for name in SHAMPOO_SHAPES}
 SHAMPOO = [
     {"block": 8, "start_step": 3, "every_steps": 1},
     {"block": 128, "start_step": 5, "every_steps": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2, "roots": "newton"},
     {"block": 8, "every_steps": 4, "graft": "adagrad", "beta2": 1.0, "eps": 0.1, "vectors": False},
     {"block": 5, "start_step": 2, "every_steps": 9, "graft": "rmsprop", "beta2": 0.9, "exponent": 3},
 ]
-MASKED = (4, 9)
 
 
 class Trajectory(NamedTuple):
@@ -101,18 +103,6 @@ def neumann_section(options: dict[str, Any]) -> NeumannSection:
 
 def shampoo_section(options: dict[str, Any]) -> ShampooSection:
     return ShampooSection(**{"eps": 1e-3, "beta2": 0.95, "start_step": 0, **options})
-
-
-def draw(seed: int) -> Values:
-    generator = np.random.default_rng(seed)
-    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAMPOO_SHAPES.items()}
-
-
-def shampoo_steps() -> list[Step]:
-    found = [Step(draw(1000 + n), rate(n), momentum(n), DECAY, n not in MASKED) for n in range(STEPS)]
-    for step in found:
-        step.gradients["zero"][:] = 0  # a norm of zero, of the graft and of the direction
-    return found
 
 
 def in_jax(optimizer: Optimizer, *, exact: bool, sharded: bool = False) -> Trajectory:
@@ -179,9 +169,7 @@ def map_host(buckets: Any) -> list[Any]:
 
 def in_torch(build: Any) -> Trajectory:
     """Train as `in_jax` with an optimizer of the PyTorch engine, in float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with torch_in_float64():
         arrays = FlatArrays(start(), DECAYS, norms=NORMS)
         optimizer = build(arrays.share())
         for n in range(STEPS):
@@ -190,6 +178,14 @@ def in_torch(build: Any) -> Trajectory:
             assert optimizer.step(row, torch.tensor(True))
         assert arrays.weights.dtype == torch.float64
         return Trajectory(arrays.take(arrays.weights), {}, {k: float(v) for k, v in optimizer.scalars.items()})
+
+
+@contextmanager
+def torch_in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
     finally:
         torch.set_default_dtype(before)
 
@@ -293,9 +289,7 @@ def shampoo_in_jax(section: ShampooSection, nesterov: bool, *, devices: int, exa
 
 
 def shampoo_in_torch(section: ShampooSection, nesterov: bool) -> ShampooRun:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with torch_in_float64():
         arrays = FlatArrays(draw(0), SHAMPOO_DECAYS)
         rule = torch_shampoo.Shampoo(arrays.share(), section, ReplicaGroup(), nesterov=nesterov)
         for n, step in enumerate(shampoo_steps()):
@@ -303,8 +297,6 @@ def shampoo_in_torch(section: ShampooSection, nesterov: bool) -> ShampooRun:
             row = torch_optim.HyperParams(*torch.tensor([step.rate, step.momentum, step.decay, 2.0]).unbind())
             assert arrays.step(rule, given, row, finite=step.finite, number=n) == step.finite
         return ShampooRun(arrays.take(arrays.weights), {k: t.numpy() for k, t in rule.extra_state_arrays().items()})
-    finally:
-        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("options", SHAMPOO)

@@ -9,8 +9,10 @@ import pytest
 
 from podscale.cli import main
 from podscale.errors import ExitCode
-from podscale.study import StudyDocument
+from podscale.pipelines import presets
+from podscale.study import StudyDocument, read_study
 from podscale.study.grid import TrialGrid
+from podscale.study.records import RecordStore, TrialRecord
 from tests.support.kfp_api import check_package
 from tests.support.outcomes import assert_error
 
@@ -27,6 +29,22 @@ def test_a_plan_lists_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.
     assert re.search(r"LEFT OUT .*\b16 trials", output)
     assert re.search(r"further seeds: 2, 3\b", output)
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
+
+
+def test_results_of_the_records_so_far_are_written_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document, out = tmp_path / "s.yaml", tmp_path / "out"
+    document.write_text(f"name: s\nrun: digits\nset: {{run.workspace: {tmp_path}/w}}\nseeds: [1, 2]\n")
+    out.mkdir()
+    study = read_study(document, {}, presets.resolve_preset)
+    trial, _ = TrialGrid(study).due_trials(lambda key: None)
+    RecordStore(f"{tmp_path}/w").add(TrialRecord(trial.key, "done", {}, 1, top1=0.75, loss=1.0))
+    monkeypatch.setattr("podscale.study.console.StudyRunner", None)
+    assert main(["study", str(document), "--results-only", "--out", str(out)]) == ExitCode.DONE
+    assert "75.00" in capsys.readouterr().out
+    assert "1 of 2" in (out / "s.md").read_text()
+    assert not (tmp_path / "w/studies/results/s/launches.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -66,6 +84,17 @@ class TestPackage:
         assert tasks[first]["dependentTasks"] == ["shard"]
         assert tasks[second]["dependentTasks"] == [first]
         assert tasks["findings"]["dependentTasks"] == [second]
+
+    def test_images_that_a_selection_holds_out_have_shards_before_its_trials(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.yaml"
+        options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1"]
+        assert main(["study", "lars-vs-sgd-small", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
+        tasks = check_package(path.read_text())[0]["root"]["dag"]["tasks"]
+        shards = {name: task for name, task in tasks.items() if name.startswith("shard")}
+        sections = (task["inputs"]["parameters"]["data"]["runtimeValue"]["constant"] for task in shards.values())
+        assert sorted(json.loads(data)["holdout_fraction"] or 0 for data in sections) == [0, 0.1]
+        (loop,) = (task for name, task in tasks.items() if name.startswith("for-loop"))
+        assert sorted(loop["dependentTasks"]) == sorted(shards)
 
     def test_the_package_contains_the_study(self, pipeline: dict[str, Any]) -> None:
         study_text = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]

@@ -13,7 +13,14 @@ from podscale.cli.documents import json_schema_text
 from podscale.config import RunConfig, dumps, json_schema, loads, option_names, result_values
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
-from podscale.config.identity import changed_result_values, data_fingerprint, differences, field_values, fingerprint
+from podscale.config.identity import (
+    add_later_options,
+    changed_result_values,
+    data_fingerprint,
+    differences,
+    field_values,
+    fingerprint,
+)
 
 OPTIONS = Path(__file__).parent / "test_options.txt"
 SCHEMA = Path(config.__file__).parent / "schema.json"
@@ -98,3 +105,24 @@ def test_changed_values_leave_defaults_out():
         "train.epochs": 7.0,
         "train.phases": [{"start": 3.0, "momentum": 0.5}],
     }
+
+
+def test_changed_values_count_a_default_of_its_own_place():
+    """The crop of a collapse has another default than the section of crops."""
+    config = loads("ensemble: {cycles: [4, 3]}\ntrain: {phases: [{start: 4, crop: {}, accumulation: 2}]}")
+    assert changed_result_values(config) == {
+        "train.epochs": 7.0,
+        "ensemble.cycles": [4.0, 3.0],
+        "train.phases": [{"start": 4.0, "crop": {}}],
+    }
+    changed = loads("ensemble: {collapse: {crop: {short_side: null}}}")
+    assert changed_result_values(changed) == {"ensemble.collapse.crop.short_side": None}
+    saved = {name: value for name, value in result_values(RunConfig()).items() if "collapse" not in name}
+    assert add_later_options(saved, result_values(RunConfig())) == result_values(RunConfig())
+
+
+def test_a_list_of_sections_is_a_value_of_its_own_class():
+    volume = {"path": "/data", "claim": "images"}
+    config = RunConfig.model_validate({"launch": {"cluster": {"volumes": [volume]}}})
+    placement = field_values(config, FieldClass.PLACEMENT)
+    assert volume.items() <= placement["launch.cluster.volumes"][0].items()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from podscale.jax.worker import device_kind
 from podscale.jax.xla_flags import VARIABLES, XLA_FLAGS, xla_environment
 
 
@@ -28,7 +29,15 @@ def test_flags_of_the_user_take_precedence() -> None:
     assert found["xla_other"] == "3"
     assert len(found) == 1 + sum(flag.platform == "tpu" for flag in XLA_FLAGS)
     everything = xla_environment("cuda", {})
-    assert xla_environment("cuda", everything) == {}
+    assert xla_environment("cuda", everything) == everything
+
+
+@pytest.mark.parametrize(
+    ("platforms", "kind"), [("gpu", "cuda"), ("cuda,cpu", "cuda"), ("tpu,cpu", "tpu"), ("cpu", "cpu")]
+)
+def test_jaxs_names_of_platforms_are_known(monkeypatch: pytest.MonkeyPatch, platforms: str, kind: str) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert device_kind() == kind
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -38,3 +38,23 @@ def test_the_page_has_medians_ratios_and_extrapolated_slopes() -> None:
     assert rows(lines, "seconds from `podscale submit` to all nodes")[0][1:] == ["4.2", "+2.00", "14.2"]
     assert rows(lines, "no quota")[0][1:3] == ["6.0", "2.0"]
     assert rows(lines, "16")[0][1:] == ["7", "160", "10", "100"]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [],
+        [Level(0, 10)],
+        [Level(0, 10, ours=[Start(1.0, 2.0)])],
+        [Level(0, 10, ours=[Start(1.0, 2.0)], plain=[Start(1.0, 2.0)], start=[usage(1, 3)], quiet=[usage(1, 3)])],
+        [level(0, 4.0), Level(100, 10)],
+    ],
+    ids=["sizes", "before the first start", "between two starts", "before the next runs", "in a later level"],
+)
+def test_what_was_measured_before_an_early_end_has_a_page(levels: list[Level]) -> None:
+    results = Results(levels=levels, sizes={16: usage(5, 160)}, remarks=["Ended early."])
+    results.queued_ours = [Start(1.0, 2.0)]
+    lines = text(Namespace(nodes=8, pods=64, launchers=3, seconds=30.0), results)
+    assert "Ended early." in lines
+    assert rows(lines, "16")[0][1] == "7"
+    assert bool(rows(lines, "memory, MiB")) is any(entry.busy for entry in levels)

@@ -1,20 +1,25 @@
 """Search space of a study for an optimizer, and the trials of one choice."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podscale.errors import InputError
 from podscale.study import StudyDocument
+from podscale.study.experiment_trial import mean_results, parse_choice, run_experiment_trial
 from podscale.study.grid import TrialGrid
-from podscale.study.records import TrialRecord
+from podscale.study.protocol import protocol_digest, read_launches
+from podscale.study.records import RecordStore, TrialRecord
 from podscale.study.search_space import SearchParameter, count_choices, narrow_study, search_space
 from podscale.study.sweep_series import Trial
+from podscale.util import env
 from tests.support.refusals import refused
 
 RUN = {"train": {"epochs": 10}, "launch": {"processes": 1}}
 RATE = {"at": 0.1, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2]}}
 VARIANTS = [{"name": "plain run"}, {"name": "nesterov", "set": {"train.optimizer.nesterov": False}}]
+SEARCH = {"train.schedule.learning_rate": [0.1, 0.2]}
 GRID = {"train.global_batch": [64, 128], "train.schedule.name": ["cosine", "constant"]}
 
 
@@ -58,6 +63,22 @@ def test_its_trials_have_the_keys_of_the_whole_study() -> None:
     assert tried(choice)[0].key in swept
 
 
+def test_criteria_of_the_study_do_not_hinder_a_trial_and_stay_in_its_protocol(tmp_path: Path) -> None:
+    """The launch is that of the whole study, not of the one choice, whose digest would be another one."""
+    criterion = {"name": "x", "variant": "nesterov", "than": "plain run"}
+    rate = {"at": 0.1}
+    document = study(
+        criteria=[criterion], seeds=[1, 2, 3], learning_rate=rate, set={"run.workspace": str(tmp_path)}, grid={}
+    )
+    store = RecordStore(str(tmp_path))
+    for trial in tried({"variant": "nesterov"}, document):
+        store.add(TrialRecord(trial.key, "done", {}, trial.seed, top1=0.5, loss=1.0))
+    environ = {env.STUDY: document.model_dump_json(), env.TRIAL: "variant=nesterov\n"}
+    assert run_experiment_trial(environ) == {"top1": 0.5, "loss": 1.0}
+    (launch,) = read_launches(store.study_directory(document.name))
+    assert launch.digest == protocol_digest(document)
+
+
 def test_without_a_rate_the_run_s_own_is_kept() -> None:
     document = study(learning_rate=None)
     assert [parameter.name for parameter in search_space(document)][-1] == "train.schedule.name"
@@ -74,6 +95,7 @@ def test_without_a_rate_the_run_s_own_is_kept() -> None:
         ({"variants": [VARIANTS[0], {"name": "b", "learning_rate": {"at": "plain run"}}]}, "learning_rate.at"),
         ({"variants": [VARIANTS[0], {"name": "b", "learning_rate": {"at": 1.0}}]}, "learning_rate.sweep"),
         ({"variants": VARIANTS[:1], "grid": {}, "learning_rate": None}, "grid"),
+        ({"learning_rate": None, "selection": {}, "variants": [{"name": "a", "search": SEARCH}]}, "search"),
         ({"variants": [VARIANTS[0], {"name": 'the "best"'}]}, "variant"),
         ({"grid": {"train.mix": [{"mixup": 0.0}, {"mixup": 0.2}]}}, "grid.train.mix"),
     ],
@@ -91,8 +113,6 @@ def test_an_unknown_value_is_refused(choice: dict[str, str]) -> None:
 
 
 def test_results_are_means_over_the_seeds() -> None:
-    from podscale.study.experiment_trial import mean_results, parse_choice
-
     def record(top1: float | None, loss: float | None) -> TrialRecord:
         return TrialRecord("k", "done" if top1 is not None else "diverged", {}, 1, top1=top1, loss=loss)
 

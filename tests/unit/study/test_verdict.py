@@ -247,6 +247,10 @@ class TestVerdict:
         ratios = (10 + 90 * (goal - last / 2) / (last / 2)) / 100
         assert result.value == pytest.approx(float(np.mean(ratios)))
         assert result.verdict == "passed"
+        assert result.criterion == "ratio of steps < 0.9 at 95 %"
+        more = {**criterion, "below": None, "above": 0.5}
+        (result,) = study_verdict(results_of(typical, criteria=[more])).criteria
+        assert result.criterion == "ratio of steps > 0.5 at 95 %"
         slower = {**criterion, "variant": "SGD", "than": "LARS"}
         assert study_verdict(results_of(typical, criteria=[slower])).verdict == "failed"
 

@@ -85,6 +85,20 @@ def test_the_fewest_passes_that_fit(free: SetFree, changes: list[str], gib: floa
     assert int(found[1]) == accumulation
 
 
+def test_the_batch_of_a_phase_is_named_if_it_needs_most(free: SetFree) -> None:
+    free(19.1)
+    phase = "{start: 1, global_batch: 256}"
+    grown = folder("train.global_batch=64", f"train.phases=[{phase}]")
+    error = problem(grown)
+    assert (error.field, error.got) == ("train.phases.0.global_batch", 256)
+    assert "train.accumulation=2 (10.9 GiB)" in error.hint
+    own = folder("train.global_batch=64", f"train.phases=[{phase[:-1]}, accumulation: 1}}]")
+    own = own.model_copy(update={"train": own.train.model_copy(update={"accumulation": 2})})
+    assert "train.accumulation" not in problem(own).hint, "it does not change that pass"
+    free(0.2)
+    assert problem(grown).hint.startswith("Lower train.phases.0.global_batch or input.image_size.")
+
+
 def test_no_pass_gets_too_few_images_for_batch_norm(free: SetFree) -> None:
     free(2.0)
     error = problem(folder())

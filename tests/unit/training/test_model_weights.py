@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from podscale.config import ModelSection, RunConfig
 from podscale.pytorch.models import build_model
 from podscale.pytorch.train_state import as_array, load_weights_file
+from podscale.runs.checkpoint.format import CheckpointEntry, CheckpointManifest, RunIdentity
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE
-from podscale.training.model_weights import TrainedModel, export_model
+from podscale.training.model_weights import TrainedModel, entry_of_epoch, export_model
 from podscale.training.run_progress import RunProgress
 from tests.support.refusals import refused
 
@@ -62,3 +63,22 @@ def test_missing_damaged_and_foreign_weights_are_refused(tmp_path: Path) -> None
     export_model(arrays_of(build_model(SECTION, 4)), TRAINED, tmp_path)
     with refused("architecture", field=tmp_path / WEIGHTS_FILE):
         load_weights_file(model, tmp_path / WEIGHTS_FILE)
+
+
+def saved_after(step: int, **epochs: float) -> CheckpointEntry:
+    return CheckpointEntry(Path(f"step-{step}"), CheckpointManifest(step, RunIdentity({}, "c", "f"), (), epochs))
+
+
+def test_a_checkpoint_is_found_by_its_epoch_whatever_the_batches_were() -> None:
+    """Ten steps an epoch, then two: an average step is shorter than the last one; then ten again: it is longer."""
+    large, small = saved_after(12, epoch=2.0, epoch_before=1.5), saved_after(17, epoch=2.5, epoch_before=2.4)
+    entries = [small, large, saved_after(10, epoch=1.0, epoch_before=0.9)]
+    assert entry_of_epoch(entries, 1.6, "r") is entry_of_epoch(entries, 2.0, "r") is large
+    assert entry_of_epoch(entries, 2.5, "r") is small
+    for epoch in (1.2, 1.5, 2.38, 2.6):
+        with refused("epochs 1, 2, 2.5", field="train.start_from.epoch", got=epoch):
+            entry_of_epoch(entries, epoch, "r")
+    older = saved_after(4, epoch=2.0)
+    assert entry_of_epoch([older], 1.6, "r") is older
+    with refused("epochs 2", field="train.start_from.epoch"):
+        entry_of_epoch([older], 1.5, "r")

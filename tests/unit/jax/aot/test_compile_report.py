@@ -362,6 +362,8 @@ def test_every_option_that_changes_the_program_changes_the_key(monkeypatch: pyte
                 {"all_reduce": {"algorithm": "torus2d"}},
                 {"optimizer": {"name": "lars"}},
                 {"stem_compute": "space_to_depth"},
+                {"phases": [{"start": 1, "global_batch": 4096}]},
+                {"phases": [{"start": 1, "batch_norm_momentum": 0.5}]},
             )
         ),
     ]
@@ -369,6 +371,17 @@ def test_every_option_that_changes_the_program_changes_the_key(monkeypatch: pyte
     assert len(set(keys)) == len(keys)
     alike = document(epochs=3.0, schedule={"learning_rate": 7.0, "warmup_epochs": 0.0}, target_top1=0.5)
     assert replace(REQUEST, config=alike, steps=1).cache_key == REQUEST.cache_key
+    rates = document(phases=[{"start": 1, "schedule": {"learning_rate": 7.0}}])
+    assert replace(REQUEST, config=rates).cache_key == REQUEST.cache_key
+    flags = jax_request.xla_environment("tpu", {})["LIBTPU_INIT_ARGS"]
+    with monkeypatch.context() as changed:
+        own = [flags, flags.replace("true", "false")]  # users who set every flag themselves
+        keys_of_flags = []
+        for value in own:
+            changed.setenv("LIBTPU_INIT_ARGS", value)
+            keys_of_flags.append(replace(REQUEST).cache_key)
+    assert keys_of_flags[0] == REQUEST.cache_key
+    assert keys_of_flags[1] not in keys
     monkeypatch.setattr(jax_request, "compiler_versions", lambda: {**VERSIONS, "libtpu": "4"})
     assert replace(REQUEST).cache_key != REQUEST.cache_key
     monkeypatch.setattr(jax_request, "source_hash", lambda: "other")

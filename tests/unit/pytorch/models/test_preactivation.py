@@ -120,10 +120,10 @@ def test_blocks_start_as_their_shortcuts_and_learn() -> None:
     x = torch.randn(4, 32, 6, 6)
     assert torch.equal(network.layer1[1](x), x)
     network(torch.randn(4, 3, 32, 32)).square().sum().backward()
-    assert all(block.last_convolution.weight.grad.any() for block in blocks)
+    assert all(block.conv3.weight.grad.any() for block in blocks)
     assert all(block.bn3.weight.all() for block in blocks)
     plain = build_model(section("resnet20", zero_init_last_gamma=False), CLASSES)
-    assert all(m.last_convolution.weight.any() for m in plain.modules() if isinstance(m, PreactivatedBlock))
+    assert all(m.conv2.weight.any() for m in plain.modules() if isinstance(m, PreactivatedBlock))
 
 
 def test_padded_shortcuts_have_no_parameters() -> None:
