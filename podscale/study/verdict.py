@@ -151,11 +151,16 @@ def _best_selected(groups: Sequence[ResultGroup]) -> ResultGroup | None:
 
 
 def _measure(criterion: CriterionSection, first: TrialRecord, second: TrialRecord) -> float:
-    """Return the measure of a pair; a diverged training has top-1 0."""
+    """Return the measure of a pair; a diverged training has top-1 0.
+
+    A ratio of steps is infinite if the first does not reach the second's accuracy, and NaN if the second diverged.
+    """
     if criterion.measure == "top1":
         return (first.top1 or 0.0) - (second.top1 or 0.0)
     goal = second.top1 or 0.0
-    reached, taken = (record.steps_to_target(goal) if goal > 0 else None for record in (first, second))
+    if goal <= 0:
+        return math.nan
+    reached, taken = (record.steps_to_target(goal) for record in (first, second))
     return math.inf if reached is None or taken is None else reached[0] / taken[0]
 
 
@@ -214,4 +219,6 @@ def _sentence(
         return f"{top1}, difference {100 * difference.value:+.1f} \u00b1 {100 * half_width:.1f} points {n}."
     if math.isfinite(difference.value):
         return f"{versus}: {difference.value:.2f} \u00b1 {half_width:.2f} of the steps {n}."
+    if math.isnan(difference.value):
+        return f"{top1}; the second diverged with a seed, so there is no accuracy to reach {n}."
     return f"{top1}; the first does not reach the accuracy of the second with every seed {n}."

@@ -254,6 +254,19 @@ class TestVerdict:
         slower = {**criterion, "variant": "SGD", "than": "LARS"}
         assert study_verdict(results_of(typical, criteria=[slower])).verdict == "failed"
 
+    def test_a_baseline_that_diverged_has_no_accuracy_to_reach(self) -> None:
+        def top1(trial: Trial) -> float | None:
+            return None if rule(trial) == "SGD" and trial.seed == 2 else typical(trial)
+
+        criterion = {"name": "x", "variant": "LARS", "than": "SGD", "measure": "steps", "below": 0.9}
+        (diverged,) = study_verdict(results_of(top1, criteria=[criterion])).criteria
+        (slower,) = study_verdict(
+            results_of(typical, criteria=[{**criterion, "variant": "SGD", "than": "LARS"}])
+        ).criteria
+        assert (diverged.verdict, diverged.value) == (slower.verdict, slower.value) == ("failed", None)
+        assert "diverged" in diverged.sentence
+        assert "diverged" not in slower.sentence
+
 
 def written(verdict: StudyVerdict, results: StudyResults, folder: Path) -> dict[str, Any]:
     write_results(results, folder, [])
