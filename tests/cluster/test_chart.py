@@ -315,12 +315,24 @@ def test_wrong_values_create_nothing(namespace: str) -> None:
     assert everything_in(namespace) - LEFT == set()
 
 
+def installer_role(namespace: str) -> dict[str, Any]:
+    """Return a Role for all that the chart makes in a namespace, monitors of Prometheus's operator included."""
+    kinds = {
+        "": ["configmaps", "serviceaccounts", "secrets", "persistentvolumeclaims", "pods"],
+        "rbac.authorization.k8s.io": ["roles", "rolebindings"],
+        "networking.k8s.io": ["networkpolicies"],
+        "monitoring.coreos.com": ["podmonitors", "prometheusrules"],
+    }
+    rules = [{"apiGroups": [group], "resources": names, "verbs": ["*"]} for group, names in kinds.items()]
+    metadata = {"name": "installer", "namespace": namespace}
+    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules}
+
+
 def test_an_installer_with_rights_in_the_namespace_alone_can_install(namespace: str) -> None:
     """Helm's `lookup` fails without the right to read an object, so the chart looks up nothing."""
     account = f"system:serviceaccount:{namespace}:installer"
     kubectl("create", "serviceaccount", "installer", "--namespace", namespace)
-    resources = "configmaps,serviceaccounts,secrets,persistentvolumeclaims,pods,roles,rolebindings,networkpolicies"
-    kubectl("create", "role", "installer", "--verb=*", f"--resource={resources}", "--namespace", namespace)
+    apply([installer_role(namespace)])
     binding = ("rolebinding", "installer", "--role=installer", f"--serviceaccount={namespace}:installer")
     kubectl("create", *binding, "--namespace", namespace)
     options = ("--namespace", namespace, "-f", PROFILE, "--kube-as-user", account)
