@@ -6,15 +6,23 @@
 #   OUT=/tmp/found LIMIT=590 PYTHON=python3 WHEELS=wheels IMAGES=photos.tar tools/gpu_session.sh
 #
 # PYTHON: interpreter with torch and torchvision.
-# WHEELS: folder of wheels for the other packages, for machines without a package index (fill it elsewhere with pip
-#   download): numpy, pillow, prometheus-client, pydantic (with pydantic-core, annotated-types, typing-inspection),
-#   PyYAML, safetensors, simplejpeg, typer (with shellingham), xxhash, fsspec, and pytest for the tests.
+# WHEELS: folder of wheels for the other packages (PACKAGES below), for machines without a package index. Fill it
+#   elsewhere: tools/gpu_session.sh download FOLDER --python-version 3.12 --platform manylinux_2_28_x86_64
 # IMAGES: archive or folder of JPEGs, for the rows with real images.
 # TESTS=0: skip the tests.
 # SWEEP: series of the sweep, default gpu.
 # Further arguments go to `podscale bench train`.
 set -u
 cd "$(dirname "$0")/.."
+# What `podscale bench train`, `podscale doctor` and the tests import, beside torch and torchvision with their own
+# dependencies. tests/repository/test_gpu_session.py checks it.
+PACKAGES='annotated-doc annotated-types fsspec iniconfig markdown-it-py mdurl numpy packaging pillow pluggy
+  prometheus-client pydantic pydantic-core pygments pytest pyyaml rich safetensors shellingham simplejpeg typer
+  typing-inspection xxhash'
+if [ "${1:-}" = download ]; then
+  # shellcheck disable=SC2086 # words
+  exec "${PYTHON:-python3}" -m pip download -q --no-deps --only-binary :all: --dest "$2" "${@:3}" $PACKAGES
+fi
 OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TESTS=${TESTS:-1} SWEEP=${SWEEP:-gpu}
 SECONDS=0
 mkdir -p "$OUT"
@@ -36,15 +44,25 @@ export PYTHONPATH=${PYTHONPATH%:}
 podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
 left() { echo $((LIMIT - SECONDS)); }
 
-# Without the project's pytest settings, which need plugins that may be missing.
-tests() {
-  PYTHONPATH=$PWD:$PYTHONPATH timeout "$1" "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib \
-    -p no:cacheprovider -W ignore -m gpu tests/gpu -q -rfE --durations=10 -k "$2" 2>&1 | tee -a "$OUT/gpu-tests.txt"
+# Compilers, headers, driver and memory first: a session without them finds little.
+podscale doctor --workspace "$OUT" | tee "$OUT/gpu-doctor.txt"
+
+# Each file in its own process, because a CUDA error breaks all later tests of a process. SIGINT at the limit, so that
+# pytest still prints its summary. Without the project's pytest settings, which need plugins that may be missing.
+tests() { # usage: tests SECONDS EXPRESSION
+  local end=$((SECONDS + $1)) file limit
+  for file in tests/gpu/test_*.py; do
+    limit=$((end - SECONDS))
+    [ "$limit" -gt 10 ] || { echo "$file: no time left" | tee -a "$OUT/gpu-tests.txt"; continue; }
+    PYTHONPATH=$PWD:$PYTHONPATH timeout --signal INT --kill-after 20 "$((limit < 300 ? limit : 300))" \
+      "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib -p no:cacheprovider -W ignore -m gpu \
+      "$file" -q -rfE --durations=5 -k "$2" 2>&1 | tee -a "$OUT/gpu-tests.txt"
+  done
 }
 if [ "$TESTS" != 0 ]; then
   : >"$OUT/gpu-tests.txt"
   # The compiler's tests run last, because they take longest and the sweep compiles too. So do ranks that share the GPU.
-  tests 150 'not compiled and not nccl'
+  tests 200 'not compiled and not nccl'
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
@@ -52,5 +70,5 @@ if [ -n "${IMAGES:-}" ]; then
   podscale shard --set data.source="$(realpath "$IMAGES")" --set run.workspace=$place --set input.image_size=224 &&
     real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
 fi
-podscale bench train --sweep "$SWEEP" --budget "$(left)" --time-limit 150 --out "$OUT" ${real[@]+"${real[@]}"} "$@"
+podscale bench train --sweep "$SWEEP" --budget "$(left)" --time-limit 300 --out "$OUT" ${real[@]+"${real[@]}"} "$@"
 if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then tests "$(left)" 'compiled or nccl'; fi

@@ -6,6 +6,11 @@ set -eu
 prefix=$1 python=$1/bin/python work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 backend=$("$python" -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("triton").origin))')/backends/nvidia
+# Triton up to 3.6 also compiles a launcher in C for each signature of a kernel, which no library can replace.
+if grep -q 'compile_module_from_src(' "$backend/driver.py"; then
+  echo "triton.sh: this Triton compiles C at run time, for which the image has no compiler. Install a newer one." >&2
+  exit 1
+fi
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_paths(scheme="posix_prefix")["include"])')
 if [ ! -e "$include/Python.h" ]; then apt-get install -qq -y --no-install-recommends libpython3-dev >/dev/null; fi
 mkdir -p "$prefix/lib/triton"

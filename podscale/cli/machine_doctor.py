@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podscale.util import env, host_info
 from podscale.util.formatting import format_bytes
 from podscale.util.terminal import CheckResult, CheckStatus
 from podscale.version import VERSION, installed
+
+if TYPE_CHECKING:
+    from podscale.pytorch.software import Capabilities
 
 PYTHON = (3, 11)
 COMFORTABLE_MEMORY_BYTES = 4 * 2**30
@@ -178,9 +182,33 @@ def _check_engine() -> Iterator[CheckResult]:
     if gpus or probe.gpus:
         found = ", ".join(probe.gpus) or f"{gpus} GPUs, none usable by PyTorch"
         yield _check("CUDA", probe.gpus, found, "install a PyTorch build for your driver")
+        yield from _check_driver(probe)
+        yield from _check_triton()
     yield _check("gloo", probe.gloo, "between CPU processes", "install another build of PyTorch")
     if gpus:
         yield _check("NCCL", probe.nccl, probe.nccl or "needed between GPUs", "install PyTorch with CUDA")
+
+
+def _check_driver(probe: "Capabilities") -> Iterator[CheckResult]:
+    """Check the driver against the CUDA version of torch. A compatibility package may make an older one work."""
+    driver = host_info.nvidia_driver()
+    problem = host_info.driver_problem(probe.cuda)
+    advice = "update the node's driver, or install a PyTorch build for an older CUDA"
+    otherwise: CheckStatus = "note" if probe.gpus else "missing"
+    yield _check("NVIDIA driver", not problem, problem or driver or "version unknown", advice, otherwise=otherwise)
+
+
+def _check_triton() -> Iterator[CheckResult]:
+    """Check what Triton compiles its launchers with: without it, kernels of optimizers and torch.compile fail."""
+    version = installed("triton")
+    if version is None:
+        yield CheckResult("Triton", "note", "not installed: no fused kernels, no torch.compile", "pip install triton")
+        return
+    if missing := host_info.missing_for_triton():
+        advice = "install them (Debian: gcc, python3-dev), or set CC to a compiler and train.compile=off"
+        yield CheckResult("Triton", "missing", f"{version} needs {' and '.join(missing)} to compile kernels", advice)
+    else:
+        yield CheckResult("Triton", "ok", f"{version}, compiler {host_info.c_compiler()}")
 
 
 def _check_cluster_client() -> Iterator[CheckResult]:

@@ -61,12 +61,12 @@ class DevicePosition(NamedTuple):
     core: int = 0
 
 
-def device_position(device: Any, index: int) -> DevicePosition:
-    """Return the position of a jax device, which has this index in its process."""
+def device_position(device: Any, node: int, index: int) -> DevicePosition:
+    """Return the position of a jax device, which has this index on its node."""
     slice_number = getattr(device, "slice_index", None) or 0
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
-        return DevicePosition(slice_number, index, device.process_index)
+        return DevicePosition(slice_number, index, node)
     x, y, z = coordinates
     return DevicePosition(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
 
@@ -108,11 +108,12 @@ def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Gr
     return np.array(ordered).reshape(len(slices), -1, length)
 
 
-def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
+def plan_tile(columns: int, row: int, group: int, *, on_torus: bool = True) -> tuple[int, int]:
     """Return the shape (rows, ranks in each) of a batch-norm group of neighbours.
 
     Up to 4 ranks lie side by side in a row, more in two rows: 8 cores are then one tray of 2 x 2 chips (Google's JAX
-    submission to MLPerf v0.7). If that does not fit, the most square tile is taken. Raises InputError if none fits.
+    submission to MLPerf v0.7). If that does not fit, the most square tile is taken. Without a torus a row is a node,
+    and a group takes as few rows as it can. Raises InputError if no tile fits.
     """
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
@@ -123,6 +124,8 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
             got=group,
             hint=f"Choose another size, such as {_nearest_tile(columns, row, group)}, or another train.all_reduce.row.",
         )
+    if not on_torus:
+        return fitting[0]  # the fewest rows
     preferred = (1, group) if group <= 4 else (2, group // 2)
     return preferred if preferred in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))
 
@@ -147,14 +150,21 @@ def plan_partition(columns: int, row: int, parts: tuple[int, int]) -> tuple[int,
 
 
 def build_mesh(
-    devices: Sequence[Device], *, row: int | None = None, group: int = 1, parts: tuple[int, int] = (1, 1)
+    devices: Sequence[Device],
+    *,
+    row: int | None = None,
+    group: int = 1,
+    parts: tuple[int, int] = (1, 1),
+    processes_per_node: int = 1,
 ) -> Mesh:
     """Build the mesh of a run with axes `DEVICES`. Raises InputError, the same on every host, if none fits."""
     positions, seen = [], Counter[int]()
     for device in devices:
-        positions.append(device_position(device, seen[device.process_index]))
-        seen[device.process_index] += 1
-    mesh = arrange_devices(devices, plan_grid(positions, row), group, parts)
+        node = device.process_index // processes_per_node
+        positions.append(device_position(device, node, seen[node]))
+        seen[node] += 1
+    on_torus = getattr(devices[0], "coords", None) is not None
+    mesh = arrange_devices(devices, plan_grid(positions, row), group, parts, on_torus=on_torus)
     for sharers in mesh.devices.reshape(-1, prod(parts)):
         if len({device.process_index for device in sharers}) > 1:
             raise InputError(
@@ -167,7 +177,7 @@ def build_mesh(
     return mesh
 
 
-def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
+def mesh_for_config(config: RunConfig, devices: Sequence[Device], processes_per_node: int = 1) -> Mesh:
     """Build the mesh of a document. Raises InputError if the run does not fit the number of devices."""
     try:
         check_ranks(config, len(devices))
@@ -184,10 +194,13 @@ def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
                 got=phase.global_batch,
                 hint="Set model.batch_norm.group in place of the span, or train.accumulation by phase.",
             )
-    return build_mesh(devices, row=config.train.all_reduce.row, group=group, parts=parts)
+    row = config.train.all_reduce.row
+    return build_mesh(devices, row=row, group=group, parts=parts, processes_per_node=processes_per_node)
 
 
-def arrange_devices(devices: Sequence[Device], grid: Grid, group: int = 1, parts: tuple[int, int] = (1, 1)) -> Mesh:
+def arrange_devices(
+    devices: Sequence[Device], grid: Grid, group: int = 1, parts: tuple[int, int] = (1, 1), *, on_torus: bool = True
+) -> Mesh:
     """Build the mesh of a grid of devices, with batch-norm groups of `group` ranks and images in `parts`."""
     _, columns, row = grid.shape
     down, across = plan_partition(columns, row, parts)
@@ -195,7 +208,7 @@ def arrange_devices(devices: Sequence[Device], grid: Grid, group: int = 1, parts
     if (down, across) == parts[::-1]:
         sharers = sharers.swapaxes(3, 4)
     ranks = sharers.reshape(*sharers.shape[:3], *parts)
-    tiles = _split_into_tiles(ranks, *plan_tile(columns // down, row // across, group))
+    tiles = _split_into_tiles(ranks, *plan_tile(columns // down, row // across, group, on_torus=on_torus))
     placed = np.empty(len(devices), dtype=object)
     placed[:] = devices
     return Mesh(placed[tiles], DEVICES)

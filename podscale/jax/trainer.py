@@ -140,7 +140,7 @@ def build_trainer(
     """Build the trainer of a run document. Every process must call this at the same time."""
     train, split, classes = config.train, shard_set.split("train"), len(shard_set.classes)
     validate_world(config, len(world.devices), len(split))
-    mesh = mesh_for_config(config, world.devices)
+    mesh = mesh_for_config(config, world.devices, world.processes_per_node)
     step = build_synchronized_step(config, mesh, classes, step_positions(train, len(split)), world)
     prefetcher = DevicePrefetcher(mesh, train.steps_per_call)
     count_images = training_logger.metrics.count_evaluated_images

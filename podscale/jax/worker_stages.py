@@ -52,7 +52,7 @@ def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run
             hint="Set train.engine=pytorch for the evaluation: models do not depend on the engine that trained them.",
         )
     enable_program_cache(programs_directory(config.run.workspace))
-    mesh = mesh_for_config(config, world.devices)
+    mesh = mesh_for_config(config, world.devices, world.processes_per_node)
     spec = models.model_spec(config.model, len(shard_set.classes))
     parameters, statistics = load_weights_file(spec, run.model / WEIGHTS_FILE)
     layout = build_layout(config, mesh, spec)

@@ -37,6 +37,7 @@ class World:
 
     Args:
         devices: devices of all processes, ordered by process and id; every process has the same number.
+        processes_per_node: processes on each node, which have consecutive ranks.
         timeout_seconds: timeout of waits for other processes.
     """
 
@@ -46,6 +47,7 @@ class World:
     local_devices: tuple[jax.Device, ...]
     timeout_seconds: float
     rank_group: RankGroup
+    processes_per_node: int = 1
     _calls: Callable[[], int] = field(default_factory=lambda: count().__next__, repr=False, compare=False)
 
     @property
@@ -124,7 +126,15 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     local = tuple(device for device in devices if device.process_index == rank_env.rank)
     _check_slice(rank_env, local)
-    return World(rank_env.rank, rank_env.world_size, tuple(devices), local, rank_group.timeout_seconds, rank_group)
+    return World(
+        rank_env.rank,
+        rank_env.world_size,
+        tuple(devices),
+        local,
+        rank_group.timeout_seconds,
+        rank_group,
+        rank_env.local_world_size,
+    )
 
 
 def leave_world(world: World) -> None:

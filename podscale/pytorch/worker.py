@@ -20,6 +20,7 @@ from podscale.pytorch.collective_errors import watch_torch_peers
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
 from podscale.pytorch.evaluator import Evaluator
+from podscale.pytorch.gpu_checks import check_gpu
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.software import library_versions
 from podscale.pytorch.train_state import load_weights_file
@@ -63,7 +64,13 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shard_set = open_agreed_shard_set(worker_env, rank_group, device=device, libraries=library_versions())
+    shard_set = open_agreed_shard_set(
+        worker_env,
+        rank_group,
+        device=device,
+        libraries=library_versions(),
+        check_device=lambda: check_gpu(worker_env.config.train),
+    )
     world = join_world(rank_group.timeout_seconds, rank_group=rank_group)
     worker_env.startup.end_part("rendezvous")
     run = RunDirectory.for_config(worker_env.config)

@@ -18,6 +18,7 @@ from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreError, StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
 from podscale.distributed.worker_env import RankEnv
+from podscale.pytorch.gpu_checks import check_one_rank_per_gpu, choose_device
 from podscale.util import env
 
 TORCH_PORT_KEY = "torch/port"
@@ -191,9 +192,8 @@ def join_world(
     rank_group = rank_group or join_torch_rank_group(timeout_seconds, environ)
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     local_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+    device = choose_device(environ)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
@@ -204,6 +204,8 @@ def join_world(
         world_size=rank_group.size,
         timeout=timedelta(seconds=timeout),
     )
+    if device.type == "cuda" and rank_group.size > 1:
+        check_one_rank_per_gpu(device, environ)
     node = int(environ.get("GROUP_RANK", rank_group.rank // local_size))
     return World(rank_group.rank, rank_group.size, local_rank, local_size, device, node, timeout)
 

@@ -207,12 +207,22 @@ def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def open_agreed_shard_set(
-    worker_env: WorkerEnv, rank_group: RankGroup, *, device: str, libraries: StartupFacts
+    worker_env: WorkerEnv,
+    rank_group: RankGroup,
+    *,
+    device: str,
+    libraries: StartupFacts,
+    check_device: Callable[[], None] = lambda: None,
 ) -> ShardSet:
-    """Open the shard set on every rank and return it if all ranks agree; raises the errors of `check_ranks_agree`."""
+    """Open the shard set on every rank and return it if all ranks agree; raises the errors of `check_ranks_agree`.
+
+    Args:
+        check_device: raises InputError if this rank's device cannot run the document.
+    """
     opened: list[ShardSet] = []
 
     def collect_facts() -> StartupFacts:
+        check_device()
         opened.append(open_shard_set(worker_env.shard_set, worker_env.config))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         facts = startup_facts(

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import re
 import shutil
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +53,46 @@ def visible_gpus() -> int:
         names = names[: names.index("-1")]
     parts_of_gpus = any(name.startswith("MIG-") for name in names)  # may outnumber the device nodes
     return len(names) if parts_of_gpus else min(nodes, len(names))
+
+
+MINIMAL_DRIVERS = {"12": 525, "13": 580}
+"""First driver branch of each CUDA major version, on Linux. It runs all minor versions (CUDA Compatibility guide)."""
+
+
+def nvidia_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" without one."""
+    try:
+        words = path.read_text(encoding="ascii", errors="replace").splitlines()[0].split()
+    except (OSError, IndexError):
+        return ""
+    return next((word for word in words if re.fullmatch(r"\d+\.\d+(\.\d+)?", word)), "")
+
+
+def driver_problem(cuda: str) -> str:
+    """Return the reason if the driver is too old for software built for this CUDA version; "" if not, or unknown."""
+    driver, needed = nvidia_driver(), MINIMAL_DRIVERS.get(cuda.partition(".")[0], 0)
+    is_too_old = driver and int(driver.partition(".")[0]) < needed
+    return f"driver {driver} is too old for CUDA {cuda}, which needs {needed} or newer" if is_too_old else ""
+
+
+def c_compiler() -> str:
+    """Return the C compiler that Triton uses: CC, else gcc or clang of the PATH; "" if there is none."""
+    chosen = os.environ.get("CC")
+    return shutil.which(chosen) or "" if chosen else shutil.which("gcc") or shutil.which("clang") or ""
+
+
+PRECOMPILED_FOR_TRITON = "triton-cc"
+"""Name of the compiler of the GPU image, which needs no headers (images/steps/triton.sh)."""
+
+
+def missing_for_triton() -> list[str]:
+    """Return what Triton lacks to compile a kernel's launcher: a C compiler, or Python's headers."""
+    compiler = c_compiler()
+    headers = Path(sysconfig.get_paths(scheme="posix_prefix")["include"], "Python.h")
+    missing = [] if compiler else ["a C compiler"]
+    if Path(compiler).name != PRECOMPILED_FOR_TRITON and not headers.exists():
+        missing.append(f"{headers}")
+    return missing
 
 
 def gpu_names() -> list[str]:

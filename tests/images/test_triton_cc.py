@@ -60,3 +60,18 @@ def test_anything_else_is_refused(prefix, tmp_path):
     ended = compile_by(prefix, tmp_path, tmp_path / "other.c")
     assert ended.returncode != 0
     assert "this image has no compiler" in ended.stderr
+
+
+def test_a_triton_that_compiles_launchers_fails_the_build(tmp_path):
+    """Triton 3.6 and older compile C for each signature of a kernel; an image with the stand-in could run none."""
+    backend = tmp_path / "site" / "triton" / "backends" / "nvidia"
+    backend.mkdir(parents=True)
+    (tmp_path / "site" / "triton" / "__init__.py").touch()
+    (backend / "driver.c").write_text("int PyInit_cuda_utils(void) { return 0; }")
+    (backend / "driver.py").write_text('mod = compile_module_from_src(src=src, name="__triton_launcher")\n')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    built = subprocess.run(["sh", SCRIPT, tmp_path], env=variables, capture_output=True, text=True, check=False)
+    assert built.returncode == 1, built.stderr
+    assert not (tmp_path / "bin" / "triton-cc").exists()

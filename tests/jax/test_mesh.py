@@ -11,8 +11,10 @@ from jax.sharding import Mesh
 
 from podscale.distributed.worker_env import RankEnv
 from podscale.jax.mesh import (
+    COLUMN,
     DEVICES,
     GROUP,
+    ROW,
     DevicePosition,
     arrange_devices,
     axis_size,
@@ -63,18 +65,30 @@ def test_slices_are_an_axis_of_their_own() -> None:
 
 
 def test_without_a_torus_rows_are_nodes() -> None:
-    devices = [SimpleNamespace(process_index=node) for node in (0, 0, 1, 1)]
-    assert [device_position(device, n % 2) for n, device in enumerate(devices)] == [
+    devices = [SimpleNamespace(process_index=process) for process in range(4)]
+    assert [device_position(device, n // 2, n % 2) for n, device in enumerate(devices)] == [
         (0, 0, 0, 0, 0),
         (0, 1, 0, 0, 0),
         (0, 0, 1, 0, 0),
         (0, 1, 1, 0, 0),
     ]
-    assert plan_grid([device_position(device, n % 2) for n, device in enumerate(devices)]).tolist() == [
+    assert plan_grid([device_position(device, n // 2, n % 2) for n, device in enumerate(devices)]).tolist() == [
         [[0, 1], [2, 3]]
     ]
     tpu = SimpleNamespace(process_index=7, coords=[1, 2, 0], core_on_chip=1, slice_index=3)
-    assert device_position(tpu, 0) == DevicePosition(3, 1, 2, 0, 1)
+    assert device_position(tpu, 0, 0) == DevicePosition(3, 1, 2, 0, 1)
+
+
+@pytest.mark.parametrize("processes_per_node", [1, 8])
+@pytest.mark.parametrize("group", [1, 2, 8, 16])
+def test_rows_are_nodes_for_any_number_of_processes_on_a_node(processes_per_node: int, group: int) -> None:
+    """Two nodes of 8 GPUs, with one process a node or one a GPU. Batch-norm groups stay on a node if they fit."""
+    devices = [Elsewhere(number, number * processes_per_node // 8) for number in range(16)]
+    mesh = build_mesh(devices, group=group, processes_per_node=processes_per_node)  # type: ignore[arg-type]
+    assert axis_size(mesh, ("slice", *COLUMN)) == 2
+    assert axis_size(mesh, ROW) == 8
+    ranks = [device.id for device in mesh.devices.reshape(-1)]
+    assert ranks == list(range(16))  # the order of the samples
 
 
 @pytest.mark.parametrize(

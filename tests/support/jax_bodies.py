@@ -102,7 +102,7 @@ def reads(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
     described = describe_world(world, progress_tracker)
     config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
     split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
-    mesh = mesh_for_config(config, world.devices)
+    mesh = mesh_for_config(config, world.devices, world.processes_per_node)
     loader = build_training_loader(config, world, mesh, split)
     keys, pixels = [], []
     for batch in DevicePrefetcher(mesh)(loader.batches(0, READ), untimed):

@@ -5,8 +5,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
+from podscale.pytorch.all_reduce.collectives import all_gather_tensor
 from podscale.pytorch.world import World
 
 SMALL_SUM_VALUES = 2**17
@@ -117,7 +117,7 @@ class ReplicaGroup(NamedTuple):
 def build_replica_group(world: World) -> ReplicaGroup:
     def gather(local: Tensor) -> Tensor:
         gathered = local.new_empty(world.size * len(local))
-        dist.all_gather_into_tensor(gathered, local)
+        all_gather_tensor(gathered, local)
         return gathered
 
     return ReplicaGroup(world.rank, world.size, gather) if world.size > 1 else ReplicaGroup()

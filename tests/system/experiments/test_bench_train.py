@@ -117,6 +117,31 @@ def test_grids_and_names() -> None:
     assert all(not variant.real_images for variant in named_sweep("gpu", real_images=False))
 
 
+CHIPS = [  # fraction of the published rate at 7,000 images/s, and the last milestone passed
+    ("NVIDIA H200", "0.88", "7000"),
+    ("NVIDIA H100 80GB HBM3", "1.00", "7000"),
+    ("NVIDIA H100 PCIe", None, None),
+    ("Tesla T4", None, None),
+]
+
+
+@pytest.mark.parametrize(("device", "fraction", "passed"), CHIPS)
+def test_each_chip_has_its_own_yardstick(device: str, fraction: str | None, passed: str | None) -> None:
+    measurements = {
+        "device": device, "versions": {}, "ranks": 1, "batch": 400, "images_per_second": 7000.0,
+        "step_median_seconds": 0.05, "step_p95_seconds": 0.051, "host_seconds": {}, "part_seconds": {},
+        "memory_bytes": 2**30, "first_step_seconds": 3.0, "training_flops_per_image": 24_300_000_000,
+    }  # fmt: skip
+    options = {"model.name": "resnet50", "input.image_size": "224", "train.precision": "bf16"}
+    text = "\n".join(
+        format_report("x", [SweepRow("fast", {"images": "synthetic", "options": options}, measurements)])
+    )
+    assert ("published" in text) == (fraction is not None)
+    if fraction:
+        assert f"That is {fraction} of" in text
+        assert text.split("passed")[1].split(".")[0].split(", ")[-1].strip() == passed
+
+
 def test_what_rows_say_together() -> None:
     def row(name: str, rate: float, images: str = "synthetic", **options: str) -> SweepRow:
         measurements = {
@@ -138,7 +163,7 @@ def test_what_rows_say_together() -> None:
     text = "\n".join(format_report("podscale bench train", rows))
     assert "| fast | synthetic | 400 | 7,000 | 17.2% | 50.0, 51.0 | 10.0 | 30.0 |" in text  # 7000 x 24.3e9 / 989.4e12
     assert "That is 0.88 of the best published rate per H200 (7,960" in text
-    assert "passed 5500, 6500." in text
+    assert "passed 5500, 7000." in text
     assert "3.50 times the rate of fp32, all else alike: `fast`" in text
     assert "Real images reach 99.0% of the synthetic rate (goal 98%): `photos`" in text
     assert "| broken | 0 | out of memory: CUDA / tried |" in text

@@ -110,3 +110,32 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     assert main(["doctor"]) == 0
     assert f"{host_info.cpu_count()} cores" in capsys.readouterr().out
     assert list(Path().iterdir()) == []
+
+
+def gpu_host(monkeypatch, *, driver: str, usable: bool) -> dict[str, CheckResult]:
+    """Return the results of the engine's checks on a machine with two GPUs."""
+    from podscale.pytorch import software
+
+    found = software.Capabilities("2.15.0", "13.2", ["NVIDIA H100"] * 2 if usable else [], True, "2.29")
+    monkeypatch.setattr(software, "probe", lambda: found)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(host_info, "nvidia_driver", lambda: driver)
+    return by_subject(list(machine_doctor._check_engine()))
+
+
+def test_a_driver_older_than_cuda_is_reported(monkeypatch):
+    assert gpu_host(monkeypatch, driver="580.65.06", usable=True)["NVIDIA driver"].verdict == "ok"
+    old = gpu_host(monkeypatch, driver="570.172.08", usable=False)
+    assert old["NVIDIA driver"].verdict == "missing"
+    assert "580" in old["NVIDIA driver"].found
+    compatible = gpu_host(monkeypatch, driver="570.172.08", usable=True)  # by CUDA's compatibility package
+    assert compatible["NVIDIA driver"].verdict == "note"
+
+
+def test_a_gpu_host_needs_what_triton_compiles_with(monkeypatch):
+    monkeypatch.setattr(host_info, "missing_for_triton", lambda: ["a C compiler", "/usr/include/Python.h"])
+    check = gpu_host(monkeypatch, driver="580.65.06", usable=True)["Triton"]
+    assert check.verdict == "missing"
+    assert "Python.h" in check.found
+    monkeypatch.setattr(host_info, "missing_for_triton", list)
+    assert gpu_host(monkeypatch, driver="580.65.06", usable=True)["Triton"].verdict == "ok"

@@ -28,3 +28,11 @@ def test_a_constant_channel_has_no_variance() -> None:
     mean, var = native_kernels.moments(torch.full((2, 3, 4, 4), 7.25))
     assert mean.tolist() == [7.25] * 3
     assert var.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("total", [1, 63, 64, 65, 49 * 400, 2**31 - 1, 2**31, 428 * 400 * 112 * 112, 2**36 + 12345])
+def test_counts_of_the_cuda_kernel_add_up_beyond_int32(total: int) -> None:
+    counts = native_kernels.int32_counts(torch.tensor([float(total)], dtype=torch.float64))
+    assert counts.dtype == torch.int32
+    assert int(counts.min()) >= 0
+    assert sum(counts.tolist()) == total  # the kernel adds them in int64

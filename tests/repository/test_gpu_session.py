@@ -1,0 +1,85 @@
+"""tools/gpu_session.sh: its list of packages suffices on a bare torch, and a test file that hangs ends with a summary."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tools" / "gpu_session.sh"
+
+ONLY_THESE = """
+import re, sys
+from importlib import metadata
+
+def name(text):
+    return re.sub(r"[-_.]+", "-", re.match(r"[\\w.-]+", text).group().lower())
+
+present, todo = set(map(name, sys.argv[1].split())), ["torch", "torchvision"]
+while todo:
+    package = name(todo.pop())
+    if package not in present:
+        present.add(package)
+        try:
+            todo += [r for r in metadata.requires(package) or [] if "extra ==" not in r]
+        except metadata.PackageNotFoundError:
+            pass
+absent = {m for m, owners in metadata.packages_distributions().items() if not present & set(map(name, owners))}
+
+class Absent:
+    def find_spec(self, module, path=None, target=None):
+        if module.partition(".")[0] in absent - {"podscale", "components", "pipelines", "tests"}:
+            raise ModuleNotFoundError(f"No module named {module!r} in the session", name=module)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+USES = """
+import pytest
+from podscale.cli import main
+assert main(["bench", "train", "--help"]) == 0
+assert main(["bench", "train", "--no-such-option"]) == 2
+assert main(["doctor", "--workspace", "/tmp", "--json"]) in (0, 2)
+import podscale.bench.sweep, podscale.pytorch.throughput_benchmark, podscale.pytorch.link_benchmark
+import podscale.pytorch.trainer, podscale.training.telemetry_files, podscale.data.loaders.build_loader
+"""
+
+
+def packages() -> str:
+    listed = re.search(r"PACKAGES='(.*?)'", SCRIPT.read_text(encoding="utf-8"), re.DOTALL)
+    assert listed is not None
+    return " ".join(listed.group(1).split())
+
+
+def run(listed: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ONLY_THESE + USES, listed]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=200)
+
+
+def test_the_packages_suffice_beside_torch() -> None:
+    done = run(packages())
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_missing_package_is_found() -> None:
+    done = run(packages().replace("annotated-doc ", ""))
+    assert done.returncode != 0
+    assert "annotated_doc" in done.stderr
+
+
+def test_a_file_that_does_not_end_still_has_a_summary(tmp_path: Path) -> None:
+    """The session's own function runs three test files of which the second hangs."""
+    tests = tmp_path / "tests" / "gpu"
+    tests.mkdir(parents=True)
+    bodies = {"a": "assert True", "b": "time.sleep(600)", "c": "assert True"}
+    for name, body in bodies.items():
+        text = f"import time, pytest\npytestmark = pytest.mark.gpu\ndef test_quick(): pass\ndef test_it(): {body}\n"
+        (tests / f"test_{name}.py").write_text(text, encoding="utf-8")
+    function = re.search(r"^tests\(\) \{.*?^\}", SCRIPT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert function is not None
+    shortened = function.group().replace('"$((limit < 300 ? limit : 300))"', "6")
+    assert shortened != function.group()
+    script = f"set -u; OUT={tmp_path} PYTHON={sys.executable} PYTHONPATH=\n{shortened}\ntests 100 'not compiled'"
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    summaries = re.findall(r"\d passed", (tmp_path / "gpu-tests.txt").read_text(encoding="utf-8"))
+    assert summaries == ["2 passed", "1 passed", "2 passed"]
