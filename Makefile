@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-examples test-drills test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
+.PHONY: help run test test-examples test-drills test-gpu-paper test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -33,6 +33,9 @@ test-examples: .venv/.dev ## run the commands of the tutorials and the small for
 
 test-drills: .venv/.dev ## run the drills as tests, with two workers for five minutes (see `make drills`); needs Prometheus and root
 	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)
+
+test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, in some minutes; needs gcc, no GPU
+	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu $(ARGS)
 
 test-programs: ## install Debian's packages of programs without which tests are skipped: needs root
 	@tools/test_programs.sh

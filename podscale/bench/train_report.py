@@ -12,6 +12,7 @@ from podscale.util import host_info
 from podscale.util.files import write_atomically
 from podscale.util.formatting import format_bytes
 
+
 @dataclass(frozen=True)
 class Yardstick:
     """Rates of ResNet-50 at 224 px to compare one GPU with, images/s: a published one, and our milestones."""
@@ -25,9 +26,7 @@ YARDSTICKS = {
     "H200": Yardstick(
         7960.0, "NVIDIA, MXNet, MLPerf v4.0, 8 devices with their communication", (5500, 7000, 8000, 9500)
     ),
-    "H100": Yardstick(
-        7000.0, "NVIDIA, MXNet, MLPerf v3.1, about: 8 devices with evaluation", (5000, 6000, 7000, 8000)
-    ),
+    "H100": Yardstick(7000.0, "NVIDIA, MXNet, MLPerf v3.1, about: 8 devices with evaluation", (5000, 6000, 7000, 8000)),
 }
 """By chip of `hardware.gpus`. NVIDIA's H100 took 13.34 minutes for 35 epochs."""
 REAL_FRACTION = 0.98

@@ -64,11 +64,16 @@ class DevicePrefetcher:
         return device_batch
 
     def _to_device(self, batch: Batch) -> DeviceBatch:
-        images = batch.images if isinstance(batch.images, Tensor) else self._copy(torch.from_numpy(batch.images))
-        return DeviceBatch(images, self._copy(torch.from_numpy(batch.labels)), batch)
+        labels = self.copy_to_device(torch.from_numpy(batch.labels))
+        if isinstance(batch.images, Tensor):
+            return DeviceBatch(batch.images, labels, batch)
+        return DeviceBatch(self.copy_to_device(torch.from_numpy(batch.images)), labels, batch)
 
-    def _copy(self, values: Tensor) -> Tensor:
-        """Copy from pinned memory of torch's cache, which keeps it until the copy is over."""
+    def copy_to_device(self, values: Tensor) -> Tensor:
+        """Copy `values`, any shape and dtype, on the current stream. The host does not wait.
+
+        The source is pinned memory of torch's cache, which keeps it until the copy is over.
+        """
         if self._stream is None:
             return values
         return values.pin_memory().to(self._device, non_blocking=True)
@@ -121,7 +126,9 @@ class BatchMixer:
         choice, row, column = uniform(derive_key(key, np.arange(3)))
         is_cutmix = section.cutmix > 0 and (section.mixup == 0 or choice < 0.5)
         weight = sample_beta(section.cutmix if is_cutmix else section.mixup, derive_key(key, 3))
-        self._draw.copy_(torch.tensor([float(is_cutmix), weight, row, column]))
+        draw = torch.tensor([float(is_cutmix), weight, row, column])
+        # From pinned memory, because a copy from other memory makes the host wait for the device.
+        self._draw.copy_(draw.pin_memory() if self._draw.is_cuda else draw, non_blocking=True)
 
     def mix_images(self, images: Tensor) -> Tensor:
         """Return `images`, float [n, channels, height, width], mixed."""

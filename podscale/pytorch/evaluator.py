@@ -78,7 +78,7 @@ class Evaluator:
         for number, (batch, predictions) in enumerate(self._batch_predictions(model, phase)):
             if number % BATCHES_PER_STOP_CHECK == 0 and self._any_rank_stops(stop_requested()):
                 return None
-            weights = torch.from_numpy(batch.host_batch.weights).to(self._world.device, torch.float64)
+            weights = self.prefetcher.copy_to_device(torch.from_numpy(batch.host_batch.weights)).double()
             hits = predictions.topk == batch.labels[:, None]
             sums[0] += weights @ hits[:, 0].double()
             sums[1] += weights @ hits.any(dim=1).double()

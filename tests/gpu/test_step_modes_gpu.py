@@ -123,9 +123,16 @@ def test_sampled_steps_report_times_and_do_not_change_the_result(
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("precision", "mix"), [("bf16", {}), ("fp16", {}), ("bf16", {"mixup": 0.2, "cutmix": 1.0})])
 def test_the_host_never_waits_between_steps(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, precision: str, cuda_graph: bool
+    world: Any,
+    make_shard_set: Any,
+    document: Any,
+    train_here: Any,
+    tmp_path: Path,
+    precision: str,
+    mix: dict[str, float],
+    cuda_graph: bool,
 ) -> None:
     """From step 5 to the last but one, every call that makes the host wait for the device is an error."""
     import torch
@@ -137,7 +144,7 @@ def test_the_host_never_waits_between_steps(
         if step in (5, 11):
             torch.cuda.set_sync_debug_mode("error" if step == 5 else "default")
 
-    config = document(tmp_path, precision=precision, cuda_graph=cuda_graph, optimizer={"name": "lars"})
+    config = document(tmp_path, precision=precision, cuda_graph=cuda_graph, optimizer={"name": "lars"}, mix=mix)
     config = config.model_copy(
         update={
             "checkpoint": config.checkpoint.model_copy(update={"every_epochs": 0.0}),
@@ -169,6 +176,19 @@ def test_compiled_steps_equal_eager_ones(
     assert different(*weights, tolerance=0.02) == []
 
 
+def test_inception_trains_with_deterministic_kernels(
+    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+) -> None:
+    """Backward of its average pooling must not be an operator that torch refuses; two runs give the same bits."""
+    shards = make_shard_set()
+    model = {"name": "inception_resnet_v2"}
+    states = []
+    for name in ("first", "second"):
+        config = document(tmp_path / name, model=model, size=139, epochs=1, schedule={"learning_rate": 0.001})
+        states.append(train_here(world, config, shards))
+    assert different(*states) == []
+
+
 @pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_way_equals_the_plain_stem(world: Any, compute: str, precision: str) -> None:
@@ -198,7 +218,7 @@ def test_every_way_equals_the_plain_stem(world: Any, compute: str, precision: st
     torch.testing.assert_close(other.weight.grad / scale, plain.weight.grad / scale, rtol=0, atol=tolerance)
 
 
-def test_a_graph_has_one_shape(world: Any) -> None:
+def test_another_shape_is_recorded_again(world: Any) -> None:
     import numpy as np
     import torch
 
@@ -226,8 +246,7 @@ def test_a_graph_has_one_shape(world: Any) -> None:
     results = [graphed(batch(2, step), lambda name: nullcontext()) for step in range(8)]
     assert [result.loss.item() for result in results] == [96 * step for step in range(8)]
     assert [bool(result.finite) for result in results] == [step > 0 for step in range(8)]
-    with pytest.raises(AssertionError, match="one shape"):
-        graphed(batch(3, 8), lambda name: nullcontext())
+    assert graphed(batch(3, 8), lambda name: nullcontext()).loss.item() == 144 * 8
     for _ in range(2):  # closing twice is no error, and the next call records again
         graphed.close()
     assert graphed(batch(2, 9), lambda name: nullcontext()).loss.item() == 96 * 9

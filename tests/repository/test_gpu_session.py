@@ -1,4 +1,4 @@
-"""tools/gpu_session.sh: its list of packages suffices on a bare torch, and a test file that hangs ends with a summary."""
+"""tools/gpu_session.sh: its packages suffice beside torch, and a test file that hangs ends with a summary."""
 
 import re
 import subprocess
@@ -31,7 +31,13 @@ class Absent:
         if module.partition(".")[0] in absent - {"podscale", "components", "pipelines", "tests"}:
             raise ModuleNotFoundError(f"No module named {module!r} in the session", name=module)
 
+def version(package, real=metadata.version):
+    if name(package) not in present:
+        raise metadata.PackageNotFoundError(package)
+    return real(package)
+
 sys.meta_path.insert(0, Absent())
+metadata.version = version
 """
 
 USES = """

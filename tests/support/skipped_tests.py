@@ -33,6 +33,7 @@ GROUPS = (
     Group("a cluster", r"needs a Kubernetes cluster|[Tt]his cluster lacks|the cluster lacks", advice="make cluster-up"),
     Group("the time of the examples", r"make test-examples", advice="make test-examples"),
     Group("the time of the drills", r"make test-drills", advice="make test-drills"),
+    Group("the time of the GPU on paper", r"make test-gpu-paper", advice="make test-gpu-paper"),
     Group("a second promtool", r"no other promtool(?!.*not on the PATH)", advice="make cluster-up"),
     Group("helm or kubectl", r"\b(helm|kubectl) is neither", advice="make cluster-up"),
     Group("definitions in Go modules", r"is in a Go module", advice="Go, online"),

@@ -133,9 +133,7 @@ def test_each_chip_has_its_own_yardstick(device: str, fraction: str | None, pass
         "memory_bytes": 2**30, "first_step_seconds": 3.0, "training_flops_per_image": 24_300_000_000,
     }  # fmt: skip
     options = {"model.name": "resnet50", "input.image_size": "224", "train.precision": "bf16"}
-    text = "\n".join(
-        format_report("x", [SweepRow("fast", {"images": "synthetic", "options": options}, measurements)])
-    )
+    text = "\n".join(format_report("x", [SweepRow("fast", {"images": "synthetic", "options": options}, measurements)]))
     assert ("published" in text) == (fraction is not None)
     if fraction:
         assert f"That is {fraction} of" in text

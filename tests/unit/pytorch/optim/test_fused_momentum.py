@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,13 +30,35 @@ def test_fused_momentum_equals_lists_of_operations() -> None:
     assert all(difference < 2e-6 for difference in differences.values()), differences
 
 
+def test_fused_momentum_equals_the_equations_in_float64() -> None:
+    """Norms of Kumar 2019 and the momentum update, with float64 sums of each parameter."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.momentum_oracle"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert len(errors) == 8
+    assert all(error < 1e-6 for error in errors.values()), errors
+
+
+SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
+"""Shared memory of a block by compute capability: A100, H100 and B200 (CUDA programming guide)."""
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)
 @pytest.mark.parametrize(
     ("kernel", "constants"), [("_norms_kernel", {"of_sum": True}), ("_momentum_kernel", {"nesterov": True})]
 )
 def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
-    kernel: str, constants: dict[str, Any], tmp_path: Path, monkeypatch: Any
+    kernel: str, constants: dict[str, Any], capability: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Compiled for an H100 or H200 (sm_90), which needs no GPU."""
+    """Compiled for A100, H100 or B200, which needs no GPU. Registers suffice without spills to memory."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -51,9 +74,29 @@ def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
         constexprs=constants,
         attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},  # torch's alignment
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
     vectors = compiled.asm["ptx"].count("ld.global.v4")
     assert vectors == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # 8 elements of each array per thread
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
+    registers, spilled = ptxas_report(compiled.asm["ptx"], tmp_path)
+    assert registers <= 65536 // 256  # 8 warps
+    assert spilled == 0
+
+
+def ptxas_report(ptx: str, folder: Path) -> tuple[int, int]:
+    """Return the registers of a thread and the bytes that are spilled, by Triton's own assembler."""
+    from triton import backends
+
+    (folder / "kernel.ptx").write_text(ptx, encoding="utf-8")
+    (target,) = re.findall(r"\.target (sm_\w+)", ptx)
+    name = "ptxas-blackwell" if target.startswith("sm_10") else "ptxas"
+    assembler = Path(backends.__file__).parent / "nvidia" / "bin" / name
+    command = [assembler, "-v", f"--gpu-name={target}", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = re.search(r"(\d+) bytes spill stores", text)
+    used = re.search(r"Used (\d+) registers", text)
+    assert used is not None
+    return int(used.group(1)), int(spilled.group(1)) if spilled else 0
 
 
 def test_lists_of_operations_are_used_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:

@@ -1,0 +1,151 @@
+/* CUDA driver and runtime of a GPU that does not exist, for torch on a machine without one. Preloaded, and also built as
+   libcuda.so.1. Only the functions that torch calls without launching a kernel; others reach the real runtime, which
+   fails without a driver. The machine is described by environment variables:
+   PAPER_GPUS: number of GPUs (default 1). PAPER_GPU_NAME, PAPER_GPU_CAPABILITY: such as 90.
+   PAPER_DRIVER: CUDA version of the driver, such as 12080 (default: that of the runtime).
+   PAPER_CALLS: file to which the name of each call is appended. */
+#include <driver_types.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void called(const char *name) {
+  const char *path = getenv("PAPER_CALLS");
+  int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND, 0644) : -1;
+  if (file < 0) return;
+  char line[128];
+  size_t length = strlen(name);
+  memcpy(line, name, length);
+  line[length] = '\n';
+  if (write(file, line, length + 1) < 0) _exit(1);
+  close(file);
+}
+#define CALLED called(__func__)
+
+static int number(const char *name, int otherwise) {
+  const char *value = getenv(name);
+  return value && *value ? atoi(value) : otherwise;
+}
+
+static int visible(void) {
+  int gpus = number("PAPER_GPUS", 1), seen = 0;
+  const char *chosen = getenv("CUDA_VISIBLE_DEVICES");
+  if (!chosen) return gpus;
+  while (*chosen) {
+    char *end;
+    long index = strtol(chosen, &end, 10);
+    if (end == chosen || index < 0 || index >= gpus) break;
+    seen++;
+    chosen = *end == ',' ? end + 1 : end;
+  }
+  return seen;
+}
+
+static int first_visible(void) {
+  const char *chosen = getenv("CUDA_VISIBLE_DEVICES");
+  return chosen && *chosen ? atoi(chosen) : 0;
+}
+
+/* The driver. */
+int cuInit(unsigned flags) { CALLED; return visible() ? 0 : 100; }
+int cuDriverGetVersion(int *version) { CALLED; *version = number("PAPER_DRIVER", CUDART_VERSION_OF_BUILD); return 0; }
+int cuDeviceGetCount(int *count) { CALLED; *count = visible(); return 0; }
+int cuDeviceGet(int *device, int ordinal) { CALLED; *device = ordinal; return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { CALLED; *flags = 0; *active = 1; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { CALLED; *context = (void *)1; return 0; }
+int cuCtxGetCurrent(void **context) { CALLED; *context = (void *)1; return 0; }
+int cuCtxSetCurrent(void *context) { CALLED; return 0; }
+int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long flags, void *status) {
+  CALLED; *function = 0; return 500;
+}
+
+/* The runtime. */
+static __thread int current_device = 0;
+cudaError_t cudaGetDeviceCount(int *count) {
+  CALLED;
+  *count = 0;
+  if (number("PAPER_DRIVER", CUDART_VERSION_OF_BUILD) / 1000 < CUDART_VERSION_OF_BUILD / 1000)
+    return cudaErrorInsufficientDriver;
+  *count = visible();
+  return *count ? cudaSuccess : cudaErrorNoDevice;
+}
+cudaError_t cudaGetDevice(int *device) { CALLED; *device = current_device; return cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  CALLED;
+  if (device < 0 || device >= visible()) return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+  CALLED;
+  int capability = number("PAPER_GPU_CAPABILITY", 90);
+  const char *name = getenv("PAPER_GPU_NAME");
+  memset(properties, 0, sizeof *properties);
+  strncpy(properties->name, name ? name : "NVIDIA H100 80GB HBM3", sizeof properties->name - 1);
+  properties->major = capability / 10, properties->minor = capability % 10;
+  properties->totalGlobalMem = 80ul << 30, properties->multiProcessorCount = 132, properties->warpSize = 32;
+  properties->regsPerMultiprocessor = 65536, properties->maxThreadsPerMultiProcessor = 2048;
+  properties->sharedMemPerBlockOptin = 232448;
+  properties->pciBusID = 1 + first_visible() + device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+  CALLED;
+  int capability = number("PAPER_GPU_CAPABILITY", 90);
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10
+         : attribute == cudaDevAttrComputeCapabilityMinor ? capability % 10 : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version) { CALLED; return cuDriverGetVersion(version); }
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  CALLED; *least = 0, *greatest = -5; return cudaSuccess;
+}
+static int not_supported(void) { return 801; }
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *result) {
+  called(name);
+  *function = strcmp(name, "cuDeviceGet") ? (void *)not_supported : (void *)cuDeviceGet;
+  if (result) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError(void) { CALLED; return cudaSuccess; }
+cudaError_t cudaPeekAtLastError(void) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  CALLED; *status = cudaStreamCaptureStatusNone; return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { CALLED; return cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { CALLED; *free = *total = 80ul << 30; return cudaSuccess; }
+cudaError_t cudaMalloc(void **memory, size_t bytes) { CALLED; *memory = malloc(bytes); return cudaSuccess; }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) { CALLED; *pool = 0; return cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { CALLED; *can = 0; return cudaSuccess; }
+cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int device) {
+  CALLED; strncpy(id, "0000:01:00.0", length); return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) { CALLED; *version = CUDART_VERSION_OF_BUILD; return cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+  CALLED; *stream = (cudaStream_t)malloc(1); return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+  CALLED; *event = (cudaEvent_t)malloc(1); return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { CALLED; return cudaSuccess; }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) { CALLED; return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t event) { CALLED; return cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { CALLED; return cudaSuccess; }
+cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes,
+                                     const cudaGraphEdgeData **edges, size_t *count) {
+  CALLED; *status = cudaStreamCaptureStatusNone; return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *result) {
+  CALLED; *function = 0; if (result) *result = cudaDriverEntryPointSymbolNotFound; return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) { CALLED; *memory = malloc(bytes); return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { CALLED; return cudaSuccess; }
+cudaError_t cudaFree(void *memory) { CALLED; return cudaSuccess; }

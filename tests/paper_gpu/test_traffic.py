@@ -1,0 +1,28 @@
+"""Memory traffic of the compiled step of ResNet-50, by inductor's own count for an H100."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.paper_gpu.stub import ROOT
+
+BUDGET = {"gigabytes": 156.0, "kernels": 740}
+"""Forward and backward of 408 images of 224 px in bf16, channels_last."""
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.timeout(900)
+def test_the_compiled_step_stays_within_its_budget(stub: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "tests.paper_gpu.traffic", "resnet50", "408", "224"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **stub}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    forward, backward = report["graphs"]  # one graph each: no graph break
+    assert report["graph_breaks"] == 0
+    gigabytes = (forward["bytes"] + backward["bytes"]) / 1e9
+    assert 0.95 * BUDGET["gigabytes"] < gigabytes <= BUDGET["gigabytes"], report
+    assert forward["kernels"] + backward["kernels"] <= BUDGET["kernels"], report

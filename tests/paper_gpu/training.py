@@ -1,0 +1,246 @@
+"""Steps of the real training engine on the device on paper, described by a case, and what they did there."""
+
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from podscale import models
+from podscale.config import RunConfig
+from podscale.data.loaders.base import Batch
+from podscale.models import resnet
+from podscale.pytorch import comm_queue, trainer, world
+from podscale.pytorch.device_prefetcher import DevicePrefetcher
+from podscale.pytorch.optim import fused_momentum
+from podscale.pytorch.step_sync import StepSync
+from podscale.pytorch.train_state import TrainState, build_ema
+from podscale.training.run_progress import RunProgress
+from tests.paper_gpu.device import PaperGpu, paper_gpu, where
+from tests.paper_gpu.mutants import MUTANTS
+from tests.paper_gpu.timeline import Access, on_device
+
+CLASSES, SAMPLES = 10, 4096
+SMALL = {"name": "resnet18", "stem": "small", "width": 16}
+SLICE_ELEMENTS = 2**14
+"""Length of a slice of a bucket: shorter than in real runs, so that a small bucket has several."""
+STEPS = 4
+"""Steps of a case; the last one counts as recorded in a CUDA graph, as the fourth step of a launch is."""
+
+
+def _per_channel(images: Tensor) -> Tensor:
+    return torch.empty(images.shape[1], dtype=torch.float32, device=images.device)
+
+
+SHAPES: dict[str, Callable[..., Any]] = {
+    "batch_norm_update_stats": lambda x, mean, var, momentum: (_per_channel(x), _per_channel(x)),
+    "batch_norm_elemt": lambda x, weight, bias, mean, invstd, eps: torch.empty_like(x),
+    "batch_norm_backward_reduce": lambda dy, x, *others: tuple(_per_channel(x) for _ in range(4)),
+    "batch_norm_backward_elemt": lambda dy, x, *others: torch.empty_like(x),
+}
+"""Shapes of the results of SyncBatchNorm's operators, which torch does not know for fake tensors."""
+_library = torch.library.Library("aten", "IMPL", "Meta")
+for _name, _function in SHAPES.items():
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+        _library.impl(_name, _function)
+
+
+def run_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Train `STEPS` steps and return everything that was recorded.
+
+    Args:
+        case: options by name: `ranks`, `rank`, `node` (ranks on a node), `model`, `image_size`, `train`, `steps`,
+            `mutant`, and `shallow` (one block in each stage of ResNet-18; the default).
+    """
+    ranks, rank, node = case.get("ranks", 1), case.get("rank", 0), case.get("node", 4)
+    local_size = min(ranks, node)
+    here = world.World(rank, ranks, rank % local_size, local_size, torch.device("cuda", 0), rank // local_size)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    config = _config(case, ranks)
+    trainer.set_numerics(config.train)
+    shallow = {"resnet18": ("basic", (1, 1, 1, 1))} if case.get("shallow", True) else {}
+    with (
+        mock.patch.dict(resnet.IMAGENET_BLOCKS, shallow),
+        mock.patch.dict(comm_queue.SLICE_ELEMENTS, cuda=SLICE_ELEMENTS),
+        paper_gpu() as gpu,
+        _fake_groups(here, node),
+        _paper_kernels(gpu),
+        _planted(case.get("mutant"), gpu),
+    ):
+        run, error = _Run(config, here, gpu), ""
+        try:
+            run.train(case.get("steps", STEPS))
+        except Exception:
+            error = traceback.format_exc()
+        strided = [n for n, p in run.model.named_parameters() if p.dim() == 4 and not _is_last(p)]
+        return {
+            "error": error,
+            "host_waits": Counter(gpu.host_waits),
+            "copies": Counter(gpu.copies),
+            "mixed": Counter(gpu.mixed),
+            "races": Counter(gpu.memory.races),
+            "not_channels_last": strided + run.strided_activations if config.train.channels_last else [],
+            "operators": sum(run.operators.values()),
+            "counts": dict(run.operators.most_common()),
+            "collectives": gpu.collectives,
+            "first_used_in_capture": gpu.first_used_in_capture,
+        }
+
+
+def _config(case: dict[str, Any], ranks: int) -> RunConfig:
+    train = {"global_batch": 8 * ranks, "epochs": 4, "precision": "bf16", **case.get("train", {})}
+    train["all_reduce"] = {"bucket_mb": 0.25, **train.get("all_reduce", {})}
+    return RunConfig.model_validate(
+        {
+            "run": {"id": "paper", "workspace": tempfile.gettempdir()},
+            "model": {**SMALL, **case.get("model", {})},
+            "input": {"loader": "synthetic", "image_size": case.get("image_size", 32)},
+            "train": train,
+            "telemetry": {"log_every": 2},
+        }
+    )
+
+
+def _is_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def move_module(module: torch.nn.Module, device: torch.device, memory_format: torch.memory_format) -> torch.nn.Module:
+    """Move a module as `Module.to` does, which cannot exchange fake parameters."""
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                layout = memory_format if parameter.dim() == 4 else torch.contiguous_format
+                moved = parameter.detach().to(device, non_blocking=True).contiguous(memory_format=layout)
+                owner._parameters[name] = torch.nn.Parameter(moved)
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = buffer.to(device, non_blocking=True)
+    return module
+
+
+class _Run:
+    """One rank's training: the parts of `PyTorchTrainer` that touch the device, around its own `train_step`."""
+
+    def __init__(self, config: RunConfig, here: world.World, gpu: PaperGpu) -> None:
+        self.gpu, self.config, self.world = gpu, config, here
+        with mock.patch.object(torch.nn.Module, "to", move_module):
+            self.model = trainer.build_model_on_device(config, here, CLASSES)
+        spec = models.model_spec(config.model, CLASSES)
+        self.step = trainer.build_train_step(config, here, self.model, spec, SAMPLES)
+        read_weights = lambda: trainer.evaluation_weights(self.step.optimizer, self.step.weights)  # noqa: E731
+        ema = build_ema(config.train.ema, self.model, read_weights)
+        self.state = TrainState(
+            self.model, self.step.weights, self.step.optimizer, self.step.precision, RunProgress(), ema
+        )
+        self.step_sync, self.prefetcher = StepSync(here), DevicePrefetcher(here)
+        self.strided_activations: list[str] = []
+        self.operators: Counter[str] = Counter()
+        if config.train.channels_last:
+            for name, module in self.model.named_modules():
+                if isinstance(module, torch.nn.Conv2d):
+                    module.register_forward_hook(self._check_layout(name))
+
+    def _check_layout(self, name: str) -> Callable[..., None]:
+        def check(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
+            if not _is_last(output) or not _is_last(inputs[0]):
+                self.strided_activations.append(name)
+
+        return check
+
+    def train(self, steps: int) -> None:
+        """Train; only what the steps do is recorded, and the operators of the last step alone."""
+        gpu, size = self.gpu, self.config.input.image_size
+        images = self.config.train.global_batch // self.world.size
+        gpu.host_waits.clear(), gpu.copies.clear(), gpu.mixed.clear(), gpu.collectives.clear()
+        gpu.memory.races.clear()
+        session = self._session()
+
+        def batches() -> Iterator[Batch]:
+            for step in range(steps):
+                pixels, keys = np.zeros((images, size, size, 3), np.uint8), np.zeros(images, np.uint64)
+                yield Batch(pixels, keys.astype(np.int64), keys, np.ones(images, np.float32), step)
+
+        for batch in self.prefetcher(batches(), _phase):
+            gpu.step += 1
+            gpu.capturing = gpu.step == STEPS
+            gpu.operators.clear()
+            trainer.PyTorchTrainer.train_step(session, batch)
+            gpu.capturing = False
+        self.operators = Counter(gpu.operators)
+        averaged, precision = self.state.ema is not None, self.step.precision
+        with self.state.with_weights(averaged=averaged) as model, torch.no_grad(), precision.autocast():
+            model.eval()(torch.zeros(2, 3, size, size, device="cuda:0").to(memory_format=torch.channels_last))
+
+    def _session(self) -> Any:
+        """Return what `PyTorchTrainer.train_step` reads of its trainer."""
+        timer = SimpleNamespace(phase=_phase, busy_seconds=0.1)
+        logger = SimpleNamespace(timer=timer, metrics=mock.Mock(), step_done=lambda *values: None)
+        return SimpleNamespace(
+            training_logger=logger,
+            progress=self.state.progress,
+            _training_flops=lambda size: 1,
+            step=self.step,
+            state=self.state,
+            step_sync=self.step_sync,
+            stop_request=SimpleNamespace(requested=False),
+            loader=SimpleNamespace(bad_records=0),
+        )
+
+
+def _phase(name: str) -> Any:
+    return nullcontext()
+
+
+@contextmanager
+def _fake_groups(here: world.World, node: int) -> Iterator[None]:
+    new_group = dist.new_group
+
+    def fake(ranks: Any = None, **options: Any) -> Any:
+        return new_group(ranks, backend="fake")
+
+    nodes = tuple(rank // node for rank in range(here.size))
+    with mock.patch.object(dist, "new_group", fake), mock.patch.object(world.World, "nodes", return_value=nodes):
+        yield
+
+
+class PaperKernel:
+    """Launcher of a Triton kernel that only records what it reads and writes, by the positions of its tensors."""
+
+    def __init__(self, gpu: PaperGpu, name: str, writes: tuple[int, ...]) -> None:
+        self._gpu, self._name, self._writes = gpu, name, writes
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *arguments: Any, **options: Any) -> None:
+        gpu = self._gpu
+        tensors = [(n, a) for n, a in enumerate(arguments) if isinstance(a, Tensor)]
+        gpu.mixed += [f"{self._name}: argument {n} at {where()}" for n, tensor in tensors if not on_device(tensor)]
+        gpu.operators[self._name] += 1
+        access = Access(gpu.stream.number, gpu.timeline.launch(gpu.stream.number), self._name, where())
+        for position, tensor in tensors:
+            gpu.memory.use(tensor, access, writes=position in self._writes)
+
+
+@contextmanager
+def _paper_kernels(gpu: PaperGpu) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, writes in (("_norms_kernel", (4, 5)), ("_momentum_kernel", (0, 2))):
+            stack.enter_context(mock.patch.object(fused_momentum, name, PaperKernel(gpu, name, writes)))
+        yield
+
+
+@contextmanager
+def _planted(mutant: str | None, gpu: PaperGpu) -> Iterator[None]:
+    with MUTANTS[mutant](gpu) if mutant else nullcontext():
+        yield
