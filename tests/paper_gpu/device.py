@@ -234,7 +234,7 @@ class Watch(TorchDispatchMode):
 def _scalar_like(tensor: Tensor) -> bool | int | float:
     if tensor.dtype == torch.bool:
         return True
-    return 0.5 if tensor.dtype.is_floating_point else 1
+    return 0.5 if tensor.dtype.is_floating_point else 0
 
 
 def group_name(group: Any) -> str:

@@ -20,11 +20,14 @@ from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.models import resnet
 from podscale.pytorch import comm_queue, trainer, world
-from podscale.pytorch.device_prefetcher import DevicePrefetcher
+from podscale.pytorch import evaluator as evaluator_module
+from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
+from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, build_ema
 from podscale.training.run_progress import RunProgress
+from podscale.util import progress_reports
 from tests.paper_gpu.device import PaperGpu, paper_gpu, where
 from tests.paper_gpu.mutants import MUTANTS
 from tests.paper_gpu.timeline import Access, on_device
@@ -33,8 +36,8 @@ CLASSES, SAMPLES = 10, 4096
 SMALL = {"name": "resnet18", "stem": "small", "width": 16}
 SLICE_ELEMENTS = 2**14
 """Length of a slice of a bucket: shorter than in real runs, so that a small bucket has several."""
-STEPS = 4
-"""Steps of a case; the last one counts as recorded in a CUDA graph, as the fourth step of a launch is."""
+STEPS = 3
+"""Steps of a case, so that the status of the first is read. The last one counts as recorded in a CUDA graph."""
 
 
 def _per_channel(images: Tensor) -> Tensor:
@@ -79,13 +82,15 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         run, error = _Run(config, here, gpu), ""
         try:
             run.train(case.get("steps", STEPS))
+            if "mutant" not in case and "steps" not in case:
+                run.evaluate()
         except Exception:
             error = traceback.format_exc()
         strided = [n for n, p in run.model.named_parameters() if p.dim() == 4 and not _is_last(p)]
         return {
             "error": error,
-            "host_waits": Counter(gpu.host_waits),
-            "copies": Counter(gpu.copies),
+            "host_waits": run.host_waits,
+            "copies": run.copies,
             "mixed": Counter(gpu.mixed),
             "races": Counter(gpu.memory.races),
             "not_channels_last": strided + run.strided_activations if config.train.channels_last else [],
@@ -143,8 +148,11 @@ class _Run:
             self.model, self.step.weights, self.step.optimizer, self.step.precision, RunProgress(), ema
         )
         self.step_sync, self.prefetcher = StepSync(here), DevicePrefetcher(here)
+        self.normalise = Normalise(config.input, here, channels_last=config.train.channels_last)
         self.strided_activations: list[str] = []
         self.operators: Counter[str] = Counter()
+        self.host_waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
         if config.train.channels_last:
             for name, module in self.model.named_modules():
                 if isinstance(module, torch.nn.Conv2d):
@@ -160,26 +168,43 @@ class _Run:
     def train(self, steps: int) -> None:
         """Train; only what the steps do is recorded, and the operators of the last step alone."""
         gpu, size = self.gpu, self.config.input.image_size
-        images = self.config.train.global_batch // self.world.size
+        images = self._images
         gpu.host_waits.clear(), gpu.copies.clear(), gpu.mixed.clear(), gpu.collectives.clear()
         gpu.memory.races.clear()
         session = self._session()
 
-        def batches() -> Iterator[Batch]:
-            for step in range(steps):
-                pixels, keys = np.zeros((images, size, size, 3), np.uint8), np.zeros(images, np.uint64)
-                yield Batch(pixels, keys.astype(np.int64), keys, np.ones(images, np.float32), step)
-
-        for batch in self.prefetcher(batches(), _phase):
+        for batch in self.prefetcher(_batches(steps, images, size), _phase):
             gpu.step += 1
-            gpu.capturing = gpu.step == STEPS
+            gpu.capturing = 1 < gpu.step == steps
             gpu.operators.clear()
             trainer.PyTorchTrainer.train_step(session, batch)
             gpu.capturing = False
-        self.operators = Counter(gpu.operators)
-        averaged, precision = self.state.ema is not None, self.step.precision
-        with self.state.with_weights(averaged=averaged) as model, torch.no_grad(), precision.autocast():
-            model.eval()(torch.zeros(2, 3, size, size, device="cuda:0").to(memory_format=torch.channels_last))
+        self.operators, self.host_waits = Counter(gpu.operators), Counter(gpu.host_waits)
+        self.copies = Counter(gpu.copies)
+
+    def evaluate(self) -> None:
+        """Evaluate two batches as after an epoch, with averaged weights if there are some, and copy a checkpoint."""
+        images, size = self._images, self.config.input.image_size
+        evaluator, count = Evaluator.__new__(Evaluator), 2 * images * self.world.size
+        evaluator.loader = SimpleNamespace(batches=lambda start, stop: _batches(2, images, size))  # type: ignore[assignment]
+        evaluator.precision, evaluator.prefetcher, evaluator._world = self.step.precision, self.prefetcher, self.world
+        evaluator._normalise = self.normalise
+        evaluator.count, evaluator._batch, evaluator._flip, evaluator._steps = count, images, False, 2
+        evaluator._count_images, evaluator._report = mock.Mock(), progress_reports.ignore_progress
+        averaged = self.state.ema is not None
+        with (
+            mock.patch.object(evaluator_module, "evaluation_result"),
+            self.state.with_weights(averaged=averaged) as model,
+        ):
+            assert evaluator.evaluate(model, _phase) is not None
+        self.copies = Counter(self.gpu.copies)
+        for tensor in self.state.tensors().values():
+            tensor.detach().contiguous().cpu()
+
+    @property
+    def _images(self) -> int:
+        """Images of a rank in a step."""
+        return self.config.train.global_batch // self.world.size
 
     def _session(self) -> Any:
         """Return what `PyTorchTrainer.train_step` reads of its trainer."""
@@ -195,6 +220,12 @@ class _Run:
             stop_request=SimpleNamespace(requested=False),
             loader=SimpleNamespace(bad_records=0),
         )
+
+
+def _batches(steps: int, images: int, size: int) -> Iterator[Batch]:
+    for step in range(steps):
+        pixels, keys = np.zeros((images, size, size, 3), np.uint8), np.zeros(images, np.uint64)
+        yield Batch(pixels, keys.astype(np.int64), keys, np.ones(images, np.float32), step)
 
 
 def _phase(name: str) -> Any:
