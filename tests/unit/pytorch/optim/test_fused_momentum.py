@@ -78,25 +78,20 @@ def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
     vectors = compiled.asm["ptx"].count("ld.global.v4")
     assert vectors == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # 8 elements of each array per thread
     assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
-    registers, spilled = ptxas_report(compiled.asm["ptx"], tmp_path)
-    assert registers <= 65536 // 256  # 8 warps
-    assert spilled == 0
+    usage = resource_usage(compiled.asm["cubin"], tmp_path)
+    assert usage["REG"] <= 65536 // 256  # 8 warps
+    assert usage["STACK"] == usage["LOCAL"] == 0  # nothing spilled
 
 
-def ptxas_report(ptx: str, folder: Path) -> tuple[int, int]:
-    """Return the registers of a thread and the bytes that are spilled, by Triton's own assembler."""
+def resource_usage(cubin: bytes, folder: Path) -> dict[str, int]:
+    """Return registers of a thread, and bytes of memory by kind, of the kernel in a binary."""
     from triton import backends
 
-    (folder / "kernel.ptx").write_text(ptx, encoding="utf-8")
-    (target,) = re.findall(r"\.target (sm_\w+)", ptx)
-    name = "ptxas-blackwell" if target.startswith("sm_10") else "ptxas"
-    assembler = Path(backends.__file__).parent / "nvidia" / "bin" / name
-    command = [assembler, "-v", f"--gpu-name={target}", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    spilled = re.search(r"(\d+) bytes spill stores", text)
-    used = re.search(r"Used (\d+) registers", text)
-    assert used is not None
-    return int(used.group(1)), int(spilled.group(1)) if spilled else 0
+    (folder / "kernel.cubin").write_bytes(cubin)
+    program = Path(backends.__file__).parent / "nvidia" / "bin" / "cuobjdump"
+    command = [program, "--dump-resource-usage", folder / "kernel.cubin"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}
 
 
 def test_lists_of_operations_are_used_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:
