@@ -113,9 +113,10 @@ def compare_identities(identities: Sequence[GpuIdentity], *, may_share: bool) ->
     Args:
         identities: GPU of each rank.
     """
-    ranks_by_gpu, ranks_by_name = defaultdict(list), defaultdict(list)
+    ranks_by_gpu: dict[tuple[str, tuple[int, int, int]], list[int]] = defaultdict(list)
+    ranks_by_name: dict[str, list[int]] = defaultdict(list)
     for rank, identity in enumerate(identities):
-        ranks_by_gpu[identity[:2]].append(rank)
+        ranks_by_gpu[identity.host, identity.pci_address].append(rank)
         ranks_by_name[identity.name].append(rank)
     shared = [ranks for ranks in ranks_by_gpu.values() if len(ranks) > 1]
     if shared and not may_share:

@@ -160,6 +160,8 @@ class Watch(TorchDispatchMode):
             return _scalar_like(args[0])
         self._check_devices(name, tensors, args, kwargs)
         pinned = kwargs.pop("pin_memory", False) if kwargs.get("pin_memory") else False
+        if name == "aten::_to_copy":
+            args[0].constant = None  # else torch moves the value of a single number to the device
         result = func(*args, **kwargs)
         if pinned:
             gpu.pin(result)

@@ -10,9 +10,6 @@ import sys
 import traceback
 from typing import Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tests.paper_gpu.training import run_case
 from tests.paper_gpu.usable import check_machine
 
@@ -38,17 +35,7 @@ def _answer(case: dict[str, Any]) -> dict[str, Any]:
     return json.loads(text) if text else {"error": f"the case ended with status {status}"}
 
 
-def _import_lazily_loaded_modules() -> None:
-    """Run a small network on fake tensors, so that the forks share the modules that torch then imports."""
-    with FakeTensorMode():
-        layers = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-        torch.nn.functional.cross_entropy(
-            layers(torch.zeros(2, 3, 8, 8)).mean((2, 3)), torch.zeros(2).long()
-        ).backward()
-
-
 def main() -> None:
-    _import_lazily_loaded_modules()
     gc.freeze()
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)

@@ -84,7 +84,8 @@ def test_every_all_reduce_and_precision(session: Any, algorithm: str, update: st
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer(session: Any, optimizer: str, ranks: int) -> None:
-    train = {"optimizer": {"name": optimizer}, "schedule": {"learning_rate": 0.01}}
+    options = {"neumann": {"sgd_epochs": 1.0, "reset_epochs": 1.0}} if optimizer == "neumann" else {}
+    train = {"optimizer": {"name": optimizer, **options}, "schedule": {"learning_rate": 0.01}}
     assert_clean(session.run(ranks=ranks, train=train))
 
 
