@@ -50,7 +50,11 @@ class DeviceGroup(NamedTuple):
         return self.size or (lax.axis_size(self.axes) if self.axes else 1)
 
     def mean(self, values: Array) -> Array:
-        """Return the mean over the devices of the group, on each of them."""
+        """Return the mean over the devices of the group, on each of them.
+
+        Args:
+            values: fp32 or fp64, of any shape.
+        """
         if not self.axes:
             return values
         length = lax.axis_size(self.axes)
