@@ -49,7 +49,7 @@ def golden() -> dict[str, Trajectory]:
     return {name: Trajectory(**values) for name, values in json.loads(GOLDEN.read_text()).items()}
 
 
-def tiny(name: str, changes: Sequence[str] = (), *, engine: str = "pytorch") -> RunConfig:
+def tiny(name: str, changes: Sequence[str] = ()) -> RunConfig:
     """Return a preset's document, with `changes` (`key=value`), for a network of width 8 on one device."""
     values = load(resolve_preset(name), list(changes)).model_dump()
     model, train, images = values["model"], values["train"], values["input"]
@@ -71,7 +71,7 @@ def tiny(name: str, changes: Sequence[str] = (), *, engine: str = "pytorch") -> 
             "model": {key: model[key] for key in options}
             | {"name": "resnet18", "stem": "small", "width": 8}
             | {"batch_norm": {key: norm[key] for key in ("momentum", "eps", "running")}},
-            "train": {key: train[key] for key in keys} | {"phases": phases, "global_batch": IMAGES, "engine": engine},
+            "train": {key: train[key] for key in keys} | {"phases": phases, "global_batch": IMAGES},
         }
     )
 
