@@ -3,22 +3,26 @@
     podscale shard <document> && python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224]
 
 Every pipeline decodes, takes a random resized crop, flips half of the images and returns uint8 [n, 224, 224, 3]. CPU
-time is user + system of all threads of the process (getrusage), so other load on the machine matters little. Each value
-is the best of three rounds after a warm-up.
+time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
+pipelines take turns in every round, each after a warm-up. A value is the best of the rounds; a ratio is the median over
+the rounds of the images per CPU-second, divided by those of PIL + torchvision with the same filter in the same round.
 """
 
 import io
 import tempfile
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
-from benchmarks.measure import cpu_seconds, rate
+from benchmarks.measure import cpu_seconds, median_ratio, rate
 from benchmarks.samples import make_shards
 from podscale.config.run_config import RunConfig
 from podscale.data.decode import decode
@@ -32,7 +36,7 @@ BatchSizes = Generator[int, None, None]
 """Number of images of each batch."""
 Pipeline = Callable[[Split, int, int], BatchSizes]
 """Reads batches; arguments: split, images of a batch, side in pixels."""
-ROUNDS = 3
+ROUNDS = 5
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
 READING = """`input.loader=auto` takes `torchvision` on CPUs, although DALI's CPU pipeline may be cheaper: its resized
 pixels are not PIL's, it exists for Linux x86-64 only, and a bad record makes it rebuild its pipeline. For its speed,
@@ -63,34 +67,47 @@ def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
     return run
 
 
-def pil_transforms(split: Split, batch: int, size: int) -> BatchSizes:
+def pil_transforms(interpolation: str = "bilinear") -> Pipeline:
     """PIL decodes, torchvision crops and flips PIL images, as in the usual training script."""
-    from PIL import Image
-    from torchvision.transforms import v2
 
-    augment = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
-    images = np.empty((batch, size, size, 3), dtype=np.uint8)
-    for rows in batches(split, batch):
-        for slot, row in enumerate(rows):
-            image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
-            images[slot] = np.asarray(augment(image))
-        yield batch
+    def run(split: Split, batch: int, size: int) -> BatchSizes:
+        from PIL import Image
+
+        augment = torchvision_transforms(size, interpolation)
+        images = np.empty((batch, size, size, 3), dtype=np.uint8)
+        for rows in batches(split, batch):
+            for slot, row in enumerate(rows):
+                image = Image.open(io.BytesIO(split.read(row).tobytes())).convert("RGB")
+                images[slot] = np.asarray(augment(image))
+            yield batch
+
+    return run
 
 
-def tensor_transforms(split: Split, batch: int, size: int) -> BatchSizes:
+def tensor_transforms(interpolation: str = "bilinear") -> Pipeline:
     """torchvision decodes, crops and flips tensors."""
-    import torch
-    from torchvision.io import ImageReadMode, decode_jpeg
-    from torchvision.transforms import v2
 
-    torch.set_num_threads(1)
-    augment = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
-    images = torch.empty((batch, size, size, 3), dtype=torch.uint8)
-    for rows in batches(split, batch):
-        for slot, row in enumerate(rows):
-            image = decode_jpeg(torch.from_numpy(split.read(row).copy()), mode=ImageReadMode.RGB)
-            images[slot] = augment(image).permute(1, 2, 0)
-        yield batch
+    def run(split: Split, batch: int, size: int) -> BatchSizes:
+        import torch
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        torch.set_num_threads(1)
+        augment = torchvision_transforms(size, interpolation)
+        images = torch.empty((batch, size, size, 3), dtype=torch.uint8)
+        for rows in batches(split, batch):
+            for slot, row in enumerate(rows):
+                image = decode_jpeg(torch.from_numpy(split.read(row).copy()), mode=ImageReadMode.RGB)
+                images[slot] = augment(image).permute(1, 2, 0)
+            yield batch
+
+    return run
+
+
+def torchvision_transforms(size: int, interpolation: str) -> Callable[[Any], Any]:
+    from torchvision.transforms import InterpolationMode, v2
+
+    mode = InterpolationMode(interpolation)
+    return v2.Compose([v2.RandomResizedCrop(size, interpolation=mode, antialias=True), v2.RandomHorizontalFlip()])
 
 
 def opencv(split: Split, batch: int, size: int) -> BatchSizes:
@@ -134,31 +151,58 @@ def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, 
 
 
 REFERENCE = "podscale torchvision (PIL's pixels)"
+USUAL = "PIL + torchvision transforms"
+FILTERS = {"bilinear": "", "bicubic": ", bicubic"}
+"""Filters, and the ends of the names of their pipelines."""
 PIPELINES: dict[str, Pipeline] = {
-    REFERENCE: podscale_loader("torchvision"),
-    f"{REFERENCE}, bicubic": podscale_loader("torchvision", "bicubic"),
-    "podscale dali (CPU)": podscale_loader("dali"),
-    "podscale dali (CPU), bicubic": podscale_loader("dali", "bicubic"),
-    "PIL + torchvision transforms": pil_transforms,
-    "torchvision decode_jpeg + tensor transforms": tensor_transforms,
-    "simplejpeg + OpenCV linear": opencv,
-    "(decoding alone, simplejpeg)": decode_only,
-}
+    f"{name}{ending}": build(interpolation)
+    for interpolation, ending in FILTERS.items()
+    for name, build in {
+        REFERENCE: partial(podscale_loader, "torchvision"),
+        "podscale dali (CPU)": partial(podscale_loader, "dali"),
+        USUAL: pil_transforms,
+        "torchvision decode_jpeg + tensor transforms": tensor_transforms,
+    }.items()
+} | {"simplejpeg + OpenCV linear": opencv, "(decoding alone, simplejpeg)": decode_only}
 
 
-def measure(pipeline: Pipeline, split: Split, images: int, batch: int, size: int) -> tuple[float, float]:
-    """Return images per CPU-second and images per second of the best round."""
-    stream = pipeline(split, batch, size)
-    for _ in range(4):
-        next(stream)  # warms up
-    best = (0.0, 0.0)
-    for _ in range(ROUNDS):
+class Rate(NamedTuple):
+    """Speed of a pipeline in one round: images per CPU-second, and per second."""
+
+    per_cpu_second: float
+    per_second: float
+
+
+def measure_round(pipeline: Pipeline, split: Split, images: int, batch: int, size: int) -> Rate:
+    """Open a pipeline, warm it up, read `images`, and close it."""
+    with closing(pipeline(split, batch, size)) as stream:
+        for _ in range(4):
+            next(stream)
         cpu, wall, count = cpu_seconds(), time.perf_counter(), 0
-        while count < max(batch, images // ROUNDS):
+        while count < max(batch, images):
             count += next(stream)
-        best = max(best, (rate(count, cpu_seconds() - cpu), rate(count, time.perf_counter() - wall)))
-    stream.close()
-    return best
+        return Rate(rate(count, cpu_seconds() - cpu), rate(count, time.perf_counter() - wall))
+
+
+def measure(split: Split, images: int, batch: int, size: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
+    """Return the speeds of each pipeline, one a round, and the reason of each pipeline that cannot run here."""
+    rates: dict[str, list[Rate]] = {name: [] for name in PIPELINES}
+    reasons: dict[str, Exception] = {}
+    for number in range(ROUNDS):
+        for name in rotated(list(PIPELINES), number):  # so that no pipeline always follows the same one's load
+            if name in reasons:
+                continue
+            try:
+                rates[name].append(measure_round(PIPELINES[name], split, images // ROUNDS, batch, size))
+            except (ImportError, InputError) as error:
+                if name == REFERENCE:
+                    raise
+                reasons[name] = error
+    return rates, reasons
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    return [*names[by:], *names[:by]]
 
 
 def table(directory: str, images: int, batch: int, size: int) -> list[str]:
@@ -166,16 +210,17 @@ def table(directory: str, images: int, batch: int, size: int) -> list[str]:
     split = ShardSet.open(directory).split("train")
     kilobytes = split.column("size").mean() / 1000
     lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px:", ""]
-    lines += ["| pipeline | images per CPU-second | images/s |", "|---|---:|---:|"]
-    for name, pipeline in PIPELINES.items():
-        try:
-            per_cpu, per_second = measure(pipeline, split, images, batch, size)
-        except (ImportError, InputError) as error:
-            if name == REFERENCE:
-                raise
-            lines.append(f"| {name} | not measured: {error} | |")
+    lines += ["| pipeline | images per CPU-second | ratio to PIL + torchvision | images/s |", "|---|---:|---:|---:|"]
+    rates, reasons = measure(split, images, batch, size)
+    for name in PIPELINES:
+        if name in reasons:
+            lines.append(f"| {name} | not measured: {reasons[name]} | | |")
             continue
-        lines.append(f"| {name} | {per_cpu:.0f} | {per_second:.0f} |")
+        best = max(rates[name])
+        usual = rates[USUAL + FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]]
+        own, others = ([one.per_cpu_second for one in found] for found in (rates[name], usual))
+        ratio = f"{median_ratio(own, others):.2f}" if usual else ""
+        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {ratio} | {best.per_second:.0f} |")
     return [*lines, ""]
 
 

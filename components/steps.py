@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from podscale.components.run_parameters import PipelineJob, RunParameters, load_document, resolve_document
 from podscale.components.stage_process import stage_process
@@ -19,18 +19,13 @@ from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.data.manifest import ShardPart
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import InputError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
 from podscale.stages import local
 from podscale.stages.namespace_policy import check_namespace_policy
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
 from podscale.util.files import write_atomically, write_json
-
-if TYPE_CHECKING:
-    from podscale.study.records import TrialRecord
-    from podscale.study.sweep_series import Trial
-
 
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
 """States of a successful pipeline; the second is used by backends with ML Metadata (KFP up to 2.17)."""
@@ -181,25 +176,11 @@ def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
 def cells(study: str, chain: int) -> None:
     """Run the missing trials of one sweep series of a study, in this pod."""
     from podscale.study.grid import TrialGrid
-    from podscale.study.records import RecordStore
-    from podscale.study.runner import StudyRunner
+    from podscale.study.pod_trials import run_in_pod
 
     with stage_process("cells"):
         grid = TrialGrid(StudyDocument.model_validate_json(study))
-        runner = StudyRunner(
-            grid, RecordStore(grid.workspace), jobs=1, series=[grid.series[chain]], on_trial_end=_print_trial
-        )
-        runner.prepare()
-        runner.run()
-        if runner.failures:
-            listing = "\n".join(f"{name}: {error}" for name, error in runner.failures.items())
-            raise PodscaleError(f"{len(runner.failures)} failed:\n{listing}", field="cells")
-
-
-def _print_trial(trial: "Trial", record: "TrialRecord | None", error: str) -> None:
-    if record is not None:
-        error = record.ended if record.top1 is None else f"top-1 {record.top1:.2%}"
-    print(f"{trial.name}: {error}", flush=True)
+        run_in_pod(grid, [grid.series[chain]], field="cells")
 
 
 def findings(study: str, page: Any, text: Any) -> None:

@@ -35,7 +35,7 @@ RUN_FILES = (
     FileRow("metrics.jsonl", "train, evaluate", "One JSON line for each logged step, evaluation and event (below)."),
     FileRow("telemetry.json", "each stage", "Last metric values of each stage, from its leading pod."),
     FileRow("outcome.json", "each stage", "Exit code, error and seconds of each stage's newest launch."),
-    FileRow("stages.json", "each stage", "Fingerprints of the inputs of finished stages, by which they are reused."),
+    FileRow("stages.json", "each stage", "Inputs of finished stages, by which they are reused."),
     FileRow("checkpoints/step-*/*", "train", "Checkpoints (below)."),
     FileRow("model/model.safetensors", "train", "Weights and buffers in fp32 under torchvision's names."),
     FileRow("model/ema.safetensors", "train", "Running average of the weights, if `train.ema` keeps one.", False),

@@ -2,7 +2,8 @@
 
 Each mutation replaces a text of one module as a forked child imports it, and runs the tests that should notice. No file
 changes. A mutation that no test notices is reported, and the exit code is 1.
-`tests/unit/pipelines/test_preset_trajectories.py` changes constants of presets, one at a time.
+Constants of presets are changed, one at a time, by `test_preset_trajectories.py` in `tests/unit/pipelines` and
+`tests/jax`.
 
 Args (of the command):
     PART: run only the mutations whose name contains one of these.

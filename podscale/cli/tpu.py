@@ -46,6 +46,7 @@ def compile_step(
 ) -> None:
     """Compile the training step with the TPU compiler: memory, estimate of the largest batch that fits, collectives,
     FLOP and bytes, estimated speed. Takes minutes; needs libtpu, but no TPU."""
+    from podscale.config.batch_phases import largest_pass
     from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
     from podscale.jax.aot.compile_report import build_report, format_compile_report, format_sweep_report
     from podscale.jax.aot.request import cached_result, compile_aot, default_cache
@@ -62,12 +63,13 @@ def compile_step(
             print(f"compiling {images} images for {variant.topology} ...", file=sys.stderr, flush=True)
         return build_report(variant, compile_aot(variant, cache, time_limit))
 
+    note = phases_note(config)
     if sweep is None:
-        findings = compile_report_of(request)
+        findings = {**compile_report_of(request), **note}
         findings["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: findings})
         _print_result(findings if as_json else format_compile_report(findings))
         if not findings["fits"]:
-            raise _too_large_error(findings)
+            raise _too_large_error(findings, largest_pass(config.train).batch_option)
         return
     rows: list[dict[str, Any]] = []
 
@@ -78,13 +80,31 @@ def compile_step(
 
     largest = find_largest_batch(request, measure)
     if as_json:
-        _print_result({"largest": largest_known_batch(request, {row["batch"]: row for row in rows}), "tried": rows})
+        known = largest_known_batch(request, {row["batch"]: row for row in rows})
+        _print_result({"largest": known, "tried": rows, **note})
         return
-    best = next(row for row in rows if row["batch"] == largest)
+    best = {**next(row for row in rows if row["batch"] == largest), **note}
     _print_result([*format_compile_report(best), "", *format_sweep_report(rows, largest)])
 
 
-def _too_large_error(findings: dict[str, Any]) -> InputError:
+def phases_note(config: "RunConfig") -> dict[str, Any]:
+    """Return the batch phases of a run with several, as a part of the report: only the largest pass is compiled."""
+    from podscale.config.batch_phases import batch_phases, largest_pass
+
+    phases, compiled = batch_phases(config.train), largest_pass(config.train)
+    rows = [
+        {
+            "epoch": phase.start,
+            "global_batch": phase.global_batch,
+            "accumulation": phase.accumulation,
+            "compiled": phase == compiled,
+        }
+        for phase in phases
+    ]
+    return {"phases": rows} if len(rows) > 1 else {}
+
+
+def _too_large_error(findings: dict[str, Any], option: str) -> InputError:
     largest = findings["largest"]
     hint = (
         f"Lower it to {largest['global_batch']}, or find it with --sweep batch"
@@ -93,11 +113,11 @@ def _too_large_error(findings: dict[str, Any]) -> InputError:
     )
     excess = format_bytes(findings["memory"]["over"])
     problem = f"the step takes {excess} more than a device of {findings['topology']['name']} has"
-    return InputError(problem, field="train.global_batch", got=findings["global_batch"], hint=hint)
+    return InputError(problem, field=option, got=findings["global_batch"], hint=hint)
 
 
 def build_compile_request(config: "RunConfig", topology: "Topology") -> "CompileRequest":
-    """Build the request to compile a document's largest batch.
+    """Build the request to compile the largest pass of a document, as if all steps had its batch.
 
     Raises InputError for an option that the JAX engine does not have.
     """

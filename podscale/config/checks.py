@@ -230,12 +230,13 @@ def check_neumann(train: TrainSection) -> None:
 
 
 def check_constant_batch(train: TrainSection) -> None:
-    """Raise if the batch changes with an optimizer that counts its periods in steps of one batch."""
+    """Raise if the batch changes with Neumann, whose momentum and resets follow one count of steps (Krishnan 2018)."""
     for phase in batch_phases(train):
         if phase.global_batch != train.global_batch:
             raise conflict_error(
                 phase.batch_option,
-                f"{train.optimizer.name} counts its resets in steps of one batch",
+                f"the momentum and the resets of {train.optimizer.name} follow one count of steps, which its paper "
+                "defines for a constant batch only",
                 got=phase.global_batch,
                 hint="Leave it out, or take another optimizer.",
             )

@@ -15,6 +15,27 @@ from podscale.config.fields import FieldClass
 from podscale.config.run import RunDocument
 from podscale.config.run_config import RunConfig
 
+FIRST_DATA_OPTIONS = frozenset(
+    {
+        "source",
+        "format",
+        "classes",
+        "validation_fraction",
+        "stratify",
+        "seed",
+        "shard_bytes",
+        "min_shards",
+        "policy",
+        "max_reject_rate",
+        "dedup",
+        "resize_short",
+        "quality",
+        "max_pixels",
+        "max_bytes",
+    }
+)
+"""Options of the data section in the first version, which are part of the name of every shard set."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -101,28 +122,32 @@ def changed_result_values(config: BaseModel) -> dict[str, Any]:
 
 
 def data_fingerprint(data: DataSection) -> str:
-    """Return the name of a data section's shard set in <workspace>/datasets/."""
-    values = field_values(data, FieldClass.RESULT)
-    if data.holdout_fraction is None:
-        del values["holdout_fraction"]  # so that shard sets older than the option keep their names
-    return fingerprint(values)
+    """Return the name of a data section's shard set in <workspace>/datasets/.
+
+    An option that came later is part of the name if it is changed, so that older shard sets keep their names.
+    """
+    values, changed = field_values(data, FieldClass.RESULT), changed_result_values(data)
+    return fingerprint({name: value for name, value in values.items() if name in FIRST_DATA_OPTIONS or name in changed})
 
 
-def add_later_options(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the result values of an older version's run with the options that came later, at their defaults.
+def add_later_options(
+    values: dict[str, Any], names: Iterable[str], field_class: FieldClass = FieldClass.RESULT
+) -> dict[str, Any]:
+    """Return the values of an older version's run with the options that came later, at their defaults.
 
     A new option's default is what the older versions did.
 
     Args:
-        names: options of the present version.
+        values: options of one class.
+        names: options of that class in the present version.
     """
-    defaults = field_values(RunDocument(), FieldClass.RESULT)
+    defaults = field_values(RunDocument(), field_class)
     filled = {name: defaults[name] for name in names if name in defaults} | values
     for name, section in _iter_section_lists(RunDocument):
         if name in filled:
             with suppress(ValidationError):  # an entry that is invalid now is a difference, which the caller names
                 entries = [section.model_validate(entry) for entry in filled[name]]
-                filled[name] = [_dump_entry(entry, FieldClass.RESULT) for entry in entries]
+                filled[name] = [_dump_entry(entry, field_class) for entry in entries]
     return filled
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from podscale.config.batch_norm_groups import BatchNormGroup
@@ -33,6 +34,41 @@ from podscale.jax.mesh import GROUP, RANKS, SPATIAL, AxisNames
 from podscale.jax.spatial import Tiles
 
 REDUCED_DIMS = (0, 1, 2)
+
+
+class DeviceGroup(NamedTuple):
+    """Devices that share statistics: `size` consecutive ones along `axes`, or all along `axes` if it is None.
+
+    Without axes, each device alone.
+    """
+
+    axes: AxisNames = ()
+    size: int | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.size or (lax.axis_size(self.axes) if self.axes else 1)
+
+    def mean(self, values: Array) -> Array:
+        """Return the mean over the devices of the group, on each of them.
+
+        Args:
+            values: fp32 or fp64, of any shape.
+        """
+        if not self.axes:
+            return values
+        length = lax.axis_size(self.axes)
+        if self.size in (None, length):
+            return lax.pmean(values, self.axes)
+        groups = np.arange(length).reshape(-1, self.size or 1).tolist()
+        return lax.pmean(values, self.axes, axis_index_groups=groups)
+
+    def with_tiles(self) -> "DeviceGroup":
+        """Return the group with all devices that share its images."""
+        return DeviceGroup(self.axes + SPATIAL, self.size and self.size * lax.axis_size(SPATIAL))
+
+
+ALONE = DeviceGroup()
 
 
 class NormOutput(NamedTuple):
@@ -53,44 +89,43 @@ class _Residuals(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def sync_batch_norm(
-    eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
+    eps: float, group: DeviceGroup, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
 ) -> NormOutput:
     """Normalise images over all devices of a group, in their dtype.
 
     Args:
-        axes: mesh axes of the group; empty for a single device. Each device has the same number of images or tiles.
+        group: devices that share statistics; each has the same number of images or tiles.
         tiles: tiles of images that devices share; None if they share none.
         x: images [n, height, width, channels].
         weight: scale, fp32 [channels].
         bias: shift, fp32 [channels].
         near: estimate of the mean, fp32 [channels], equal in the group.
     """
-    return _sync_batch_norm_forward(eps, axes, tiles, x, weight, bias, near)[0]
+    return _sync_batch_norm_forward(eps, group, tiles, x, weight, bias, near)[0]
 
 
 def _sync_batch_norm_forward(
-    eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
+    eps: float, group: DeviceGroup, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
 ) -> tuple[NormOutput, _Residuals]:
     shifted = _zero_outside(tiles, _subtract_near(x, near))
     moments = jnp.stack([shifted.mean(REDUCED_DIMS), (shifted * shifted).mean(REDUCED_DIMS)])
-    shift, square = _group_mean(moments, axes, tiles)
+    shift, square = _group_mean(moments, group, tiles)
     var = jnp.maximum(square - shift * shift, 0.0)
     invstd = lax.rsqrt(var + eps)
     y = ((shifted - shift) * (invstd * weight) + bias).astype(x.dtype)
-    devices = lax.axis_size(axes) if axes else 1
-    count = (x.size // x.shape[-1]) * devices * _filled_fraction(tiles)
+    count = (x.size // x.shape[-1]) * group.devices * _filled_fraction(tiles)
     output = NormOutput(y, near + shift, var * (count / max(count - 1, 1)))
     return output, _Residuals(x, weight, near, shift, invstd)
 
 
 def _sync_batch_norm_backward(
-    eps: float, axes: AxisNames, tiles: Tiles | None, residuals: _Residuals, cotangents: NormOutput
+    eps: float, group: DeviceGroup, tiles: Tiles | None, residuals: _Residuals, cotangents: NormOutput
 ) -> tuple[Array, Array, Array, Array]:
     x, weight, near, shift, invstd = residuals
     dy = cotangents.y.astype(shift.dtype)
     xmu = _zero_outside(tiles, _subtract_near(x, near)) - shift
     sums = jnp.stack([dy.sum(REDUCED_DIMS), (dy * xmu).sum(REDUCED_DIMS)])
-    mean_dy, mean_dy_xmu = _group_mean(sums, axes, tiles) / (x.size // x.shape[-1])
+    mean_dy, mean_dy_xmu = _group_mean(sums, group, tiles) / (x.size // x.shape[-1])
     dx = (dy - mean_dy - xmu * (invstd * invstd * mean_dy_xmu)) * (weight * invstd)
     return _zero_outside(tiles, dx).astype(x.dtype), sums[1] * invstd, sums[0], jnp.zeros_like(near)
 
@@ -103,9 +138,9 @@ def _subtract_near(x: Array, near: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) - near
 
 
-def _group_mean(message: Array, axes: AxisNames, tiles: Tiles | None) -> Array:
+def _group_mean(message: Array, group: DeviceGroup, tiles: Tiles | None) -> Array:
     """Return means over the pixels of the group's images from means over the pixels of each tile."""
-    mean = lax.pmean(message, axes) if axes else message
+    mean = group.mean(message)
     return mean if _filled_fraction(tiles) == 1 else mean / _filled_fraction(tiles)
 
 
@@ -131,14 +166,14 @@ class BatchNorm:
 
     Args:
         momentum: weight of the batch in the running statistics.
-        axes: mesh axes of a group of devices that share statistics; empty for each device alone.
+        group: ranks that share statistics; default: each alone.
         part_size: images of a device's batch that share statistics; default: all. Running statistics are means over
             the parts.
     """
 
     eps: float = 1e-5
     momentum: float = 0.1
-    axes: AxisNames = ()
+    group: DeviceGroup = ALONE
     part_size: int | None = None
 
     def train(
@@ -148,7 +183,7 @@ class BatchNorm:
 
         Returns the output and the updated running statistics.
         """
-        normalise = partial(sync_batch_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
+        normalise = partial(sync_batch_norm, self.eps, self.group if tiles is None else self.group.with_tiles(), tiles)
         if self.part_size is None or len(x) <= self.part_size:
             y, mean, var = normalise(x, weight, bias, running.mean)
         else:
@@ -173,10 +208,10 @@ class BatchNorm:
 
 
 def assign_batch_norm_groups(norm: BatchNorm, norm_group: BatchNormGroup) -> BatchNorm:
-    """Return the batch norm with statistics over `norm_group`: the mesh's groups, or parts of a device's batch."""
+    """Return the batch norm with statistics over `norm_group`: ranks of the mesh, or parts of a device's batch."""
     if norm_group.ranks > 1:
-        return replace(norm, axes=GROUP, part_size=None)
-    return replace(norm, axes=(), part_size=norm_group.images)
+        return replace(norm, group=DeviceGroup(GROUP, norm_group.ranks), part_size=None)
+    return replace(norm, group=ALONE, part_size=norm_group.images)
 
 
 def statistics_change(before: Mapping[str, Array], after: Mapping[str, Array]) -> Array:

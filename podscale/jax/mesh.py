@@ -1,16 +1,17 @@
 """Mesh of a run's devices with named axes: slices, columns, rows, batch-norm groups, and devices that share images.
 
-A row lies along one dimension of the physical torus (on machines without one: inside a node), a column across the
-rows. Slices are connected by the data-centre network only. A batch-norm group is a tile of rows and columns, whose
-devices are neighbours. The two dimensions of a tile are axes of their own, after the others, so that the devices of a
-group hold consecutive parts of a batch that is sharded over `RANKS`: results depend on the size of the groups and not
-on their placement. The devices that share images (`podscale.jax.spatial`) are a smaller tile of neighbours, which
-counts as one rank; with one device to an image their axes have size 1.
+A row lies along one dimension of the physical torus (on machines without one: inside a node), a column across the rows.
+Slices are connected by the data-centre network only. A batch-norm group is a tile of rows and columns, whose devices
+are neighbours; a smaller group, of a phase with another batch, is a part of it. The two dimensions of a tile are axes
+of their own, after the others, so that the devices of a group hold consecutive parts of a batch that is sharded over
+`RANKS`: results depend on the size of the groups and not on their placement. The devices that share images
+(`podscale.jax.spatial`) are a smaller tile of neighbours, which counts as one rank; with one device to an image their
+axes have size 1.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -178,22 +179,17 @@ def build_mesh(
 
 
 def mesh_for_config(config: RunConfig, devices: Sequence[Device], processes_per_node: int = 1) -> Mesh:
-    """Build the mesh of a document. Raises InputError if the run does not fit the number of devices."""
+    """Build the mesh of a document. Raises InputError if the run does not fit the number of devices.
+
+    With `model.batch_norm.span` the batch-norm groups change with the batch. The group of the mesh is then the smallest
+    that consists of whole groups of every phase.
+    """
     try:
         check_ranks(config, len(devices))
     except PydanticCustomError as error:
         raise input_error(error.context) from None
     parts = config.train.spatial_partitions
-    group = batch_norm_group(config, len(devices)).ranks
-    for phase in batch_phases(config.train):
-        if (ranks := batch_norm_group(phase.apply(config), len(devices)).ranks) != group:
-            raise InputError(
-                f"with model.batch_norm.span {config.model.batch_norm.span} the batch-norm groups would change from "
-                f"{group} to {ranks} ranks, and the JAX engine keeps one mesh",
-                field=phase.batch_option,
-                got=phase.global_batch,
-                hint="Set model.batch_norm.group in place of the span, or train.accumulation by phase.",
-            )
+    group = lcm(*(batch_norm_group(phase.apply(config), len(devices)).ranks for phase in batch_phases(config.train)))
     row = config.train.all_reduce.row
     return build_mesh(devices, row=row, group=group, parts=parts, processes_per_node=processes_per_node)
 

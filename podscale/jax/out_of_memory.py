@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from podscale.config import RunConfig
+from podscale.config.batch_phases import BatchPhase
 from podscale.config.checks import fits_devices
 from podscale.errors import InputError
 from podscale.util.formatting import format_bytes
@@ -56,18 +57,18 @@ def explain_out_of_memory(program: str, field: str, advice: Callable[[OutOfMemor
         ) from error
 
 
-def explain_training_memory(config: RunConfig, devices: int) -> AbstractContextManager[None]:
-    train = config.train
+def explain_training_memory(config: RunConfig, phase: BatchPhase, devices: int) -> AbstractContextManager[None]:
+    """Explain the errors of the step of a batch phase, by the options that set its batch (see above)."""
 
     def advice(memory: OutOfMemory) -> str:
-        fitting = _fitting_batch(memory, config, devices)
-        lower = f"train.global_batch, now {train.global_batch}, to about {fitting}" if fitting else "train.global_batch"
+        fitting, lower = _fitting_batch(memory, phase.apply(config), devices), phase.batch_option
+        lower += f", now {phase.global_batch}, to about {fitting}" if fitting else ""
         return (
-            f"Lower {lower}, or raise train.accumulation, now {train.accumulation}: `podscale tpu compile RUN --sweep "
-            "batch` finds the largest batch that fits."
+            f"Lower {lower}, or raise {phase.accumulation_option}, now {phase.accumulation}: `podscale tpu compile RUN "
+            "--sweep batch` finds the largest batch that fits."
         )
 
-    return explain_out_of_memory("the train step", "train.global_batch", advice)
+    return explain_out_of_memory("the train step", phase.batch_option, advice)
 
 
 def explain_evaluation_memory() -> AbstractContextManager[None]:

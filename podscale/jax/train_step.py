@@ -370,7 +370,7 @@ def all_finite(buckets: Sequence[Array]) -> Array:
 def _check_step_options(config: RunConfig, mesh: Mesh) -> None:
     """Raise InputError for options of the document that this engine does not support."""
     train = config.train
-    assert axis_size(mesh, GROUP) == batch_norm_group(config, mesh.size).ranks, "see mesh.mesh_for_config"
+    assert axis_size(mesh, GROUP) % batch_norm_group(config, mesh.size).ranks == 0, "see mesh.mesh_for_config"
     if train.weight_gather != "fp32":
         raise InputError(
             "the JAX engine gathers weights in fp32",

@@ -80,12 +80,13 @@ class JaxTrainer(Trainer):
     def train_step(self, batch: DeviceBatches) -> list[StepStatus]:
         """Run the steps of a stack of batches, one for each, in one program."""
         timer, progress, state = self.training_logger.timer, self.progress, self.state
+        assert self.batch_phase, "train() has entered one"
         count = len(batch.host_batches)
         with timer.phase("forward_backward"):
             inputs = self.step_sync.step_inputs(
                 count, stop=self.stop_request.requested, busy_seconds=timer.busy_seconds
             )
-            with explain_training_memory(self.phase_config, len(self.world.devices)):
+            with explain_training_memory(self.config, self.batch_phase, len(self.world.devices)):
                 state.device_state, results = self.step.run_steps(
                     state.device_state, batch.device_batches, self.schedule, inputs
                 )

@@ -5,7 +5,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from podscale.config import RunConfig, dumps, loads, result_values
+from podscale.config import RunConfig, dumps, loads
+from podscale.config.identity import changed_result_values
 from podscale.config.launch import ClusterSection
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
@@ -197,8 +198,11 @@ def launched_stages(config: RunConfig) -> tuple[StageName, ...]:
 
 
 def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:
-    """Return the hash of the options that change the result, the shard set and the stage."""
-    values = {"stage": stage, "shard_set": shard_set, "document": result_values(config)}
+    """Return the hash of the changed options of class result, the shard set and the stage.
+
+    An option that came later does not change the identity of an older version's job.
+    """
+    values = {"stage": stage, "shard_set": shard_set, "document": changed_result_values(config)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

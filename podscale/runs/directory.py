@@ -64,8 +64,8 @@ class RunDirectory:
     """Last metric values of each stage, from its leading pod."""
     outcome = RunFile("outcome.json")
     """Outcomes of each stage's newest launch."""
-    fingerprints = RunFile("stages.json")
-    """Fingerprints of the inputs of finished stages."""
+    stage_inputs = RunFile("stages.json")
+    """Inputs of finished stages (see podscale.runs.stage_inputs)."""
     all_reduce = RunFile("all_reduce.json")
     """Measurements and choice of `all_reduce.algorithm: auto`, kept over restarts."""
     checkpoints = RunFile("checkpoints")

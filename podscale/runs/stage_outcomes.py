@@ -1,11 +1,10 @@
 """Stage outcomes of a run directory, and reuse of stages that finished with the same inputs.
 
-outcome.json has the outcome of each stage, stages.json the fingerprint of each finished stage's inputs. A run directory
+outcome.json has the outcome of each stage, stages.json the inputs of each finished stage. A run directory
 belongs to one run document: another is refused.
 """
 
 import errno
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,14 +15,12 @@ from typing import Any, Literal, get_args
 
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.data import DataSection
-from podscale.config.identity import fingerprint
-from podscale.data.manifest import MANIFEST_FILE, WHOLE_SHARD_SET, ShardPart
+from podscale.data.manifest import WHOLE_SHARD_SET, ShardPart
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs.directory import RunDirectory, dataset_directory, local_path
-from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, evaluated_model_directories
 from podscale.runs.lease import Lease, LeaseLost, lease_wait_seconds
+from podscale.runs.stage_inputs import is_same_inputs, stage_inputs
 from podscale.util.files import write_atomically, write_json
-from podscale.util.locations import Location
 from podscale.util.processes import SigtermReceived
 
 EXIT_INTERRUPTED = 130
@@ -164,13 +161,14 @@ def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> Sta
     outcome = read_outcomes(run.outcome).get(stage)
     if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(run, stage)):
         return None
-    return outcome if _read_json(run.fingerprints).get(stage) == inputs_fingerprint(config, stage, shard_set) else None
+    recorded = _read_json(run.stage_inputs).get(stage)
+    return outcome if is_same_inputs(recorded, stage_inputs(config, stage, shard_set)) else None
 
 
 def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None:
-    """Record the fingerprint of the inputs of `stage`, for `finished_outcome`."""
+    """Record the inputs of `stage`, for `finished_outcome`."""
     run = RunDirectory.for_config(config)
-    write_json(run.fingerprints, {**_read_json(run.fingerprints), stage: inputs_fingerprint(config, stage, shard_set)})
+    write_json(run.stage_inputs, {**_read_json(run.stage_inputs), stage: stage_inputs(config, stage, shard_set)})
 
 
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
@@ -249,28 +247,6 @@ def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
         write_outcome(run.outcome, outcome)
 
 
-def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> str:
-    """Return the hash of everything that the output of a stage depends on."""
-    run = RunDirectory.for_config(config)
-    values = config.model_dump(mode="json") if stage == "report" else result_values(config)
-    input_files = {
-        "shard": [],
-        "train": [],
-        "evaluate": [file for directory in evaluated_model_directories(config) for file in _model_files(directory)],
-        "report": [run.evaluation, run.predictions, *_model_files(run.model)],
-    }[stage]
-    if stage == "evaluate" and combined_model_directories(config):
-        values = {**values, "evaluate.combine": config.evaluate.combine, "evaluate.baseline": config.evaluate.baseline}
-    return fingerprint(
-        {"values": values, "shards": _manifest_hash(shard_set), "files": [_file_stamp(file) for file in input_files]}
-    )
-
-
-def _model_files(directory: Path) -> list[Path]:
-    """Return the files that a model's predictions depend on."""
-    return [directory / MODEL_JSON, *sorted(directory.glob("*.safetensors"))]
-
-
 def _output_files(run: RunDirectory, stage: StageName) -> list[Path]:
     return {
         "shard": [],
@@ -278,24 +254,6 @@ def _output_files(run: RunDirectory, stage: StageName) -> list[Path]:
         "evaluate": [run.evaluation, run.predictions],
         "report": [run.report],
     }[stage]
-
-
-def _manifest_hash(shard_set: str) -> str:
-    directory = Location.parse(shard_set).local_path
-    if directory is None:
-        return shard_set  # remote sets are named by the fingerprint of their data
-    try:
-        return hashlib.sha256((directory / MANIFEST_FILE).read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _file_stamp(path: Path) -> list[str | int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return [path.name]
-    return [path.name, stat.st_size, stat.st_mtime_ns]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

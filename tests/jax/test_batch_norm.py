@@ -83,11 +83,12 @@ def check(results: dict[str, Values], expected: list[dict[str, Values]], running
         np.testing.assert_allclose(results[name], moved, rtol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-def test_a_group_is_normalised_as_its_full_batch(group: int) -> None:
+@pytest.mark.parametrize(("group", "of_mesh"), [(1, 1), (2, 2), (4, 4), (8, 8), (1, 4), (2, 4), (2, 8), (4, 8)])
+def test_a_group_is_normalised_as_its_full_batch(group: int, of_mesh: int) -> None:
+    """Also a group that is a part of the mesh's, as in a phase with a larger batch."""
     x, dy, weight, bias, *running = drawn(16)
     norm = assign_batch_norm_groups(BatchNorm(EPS, MOMENTUM), BatchNormGroup(group, 2))
-    results = distributed(norm, group, x, dy, weight, bias, *running)
+    results = distributed(norm, of_mesh, x, dy, weight, bias, *running)
     size = 16 // DEVICES * group
     expected = [oracle(x[at : at + size], dy[at : at + size], weight, bias) for at in range(0, 16, size)]
     check(results, expected, tuple(running))

@@ -1,5 +1,7 @@
 """Global batches that change by phase in the JAX engine: the other engine's losses, bit-exact resume."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +46,17 @@ def test_both_engines_train_alike_when_the_batch_changes(tmp_path: Path) -> None
 
 
 def test_runs_stopped_around_a_change_resume_to_the_bit(tmp_path: Path) -> None:
-    """Two devices in one group with sharded weights; stopped before, at and after the change after step 6."""
+    """Two devices with sharded weights; stopped before, at and after the change after step 6.
+
+    A batch-norm group is both devices, then each has its own parts, then both again.
+    """
     shards = make_shard_set(tmp_path / "shards")
     settings: dict[str, Any] = {
         "train__optimizer": LARS,
         "train__weight_update": "sharded",
         "train__engine": "jax",
-        "train__phases": ({"start": 2, "global_batch": 48}, {"start": 3, "global_batch": 16}),
-        "model__batch_norm": {"group": 2},
+        "train__phases": ({"start": 2, "global_batch": 32}, {"start": 3, "global_batch": 16}),
+        "model__batch_norm": {"span": 16},
         "evaluate__every_epochs": 4,
         "checkpoint__every_epochs": 4,
     }
@@ -68,8 +73,32 @@ def test_runs_stopped_around_a_change_resume_to_the_bit(tmp_path: Path) -> None:
         assert losses_of(stopped) == losses_of(whole)
 
 
-def test_groups_that_a_batch_would_change_are_refused(tmp_path: Path) -> None:
+def test_groups_follow_the_batch_as_in_the_other_engine(tmp_path: Path) -> None:
+    """Groups of two of four devices, then of all, then of one; PyTorch has the same groups in the batch of one rank."""
     shards = make_shard_set(tmp_path / "shards")
-    config = document(tmp_path, train__phases=({"start": 1, "global_batch": 32},), model__batch_norm={"span": 16})
-    with refused("one mesh", field="train.phases.0.global_batch", got=32):
-        train_in_jax(config, shards, devices=2)
+    settings: dict[str, Any] = {
+        "train__optimizer": LARS,
+        "train__phases": ({"start": 1, "global_batch": 8}, {"start": 2, "global_batch": 32}),
+        "model__batch_norm": {"span": 8},
+    }
+    torch, jax = (document(tmp_path, name, **settings, checkpoint__every_steps=2) for name in ("torch", "jax"))
+    train_in_torch(torch, shards, lambda session: order_by_rank(session, 4))
+    jax = continued(torch, 2, "jax")
+    assert train_in_jax(jax, shards, devices=4).steps == 12
+    expected = losses_of(torch)
+    alike(losses_of(jax), {step: expected[step] for step in range(3, 13)}, 5e-4)
+    close(state_after(jax, 12), state_after(torch, 12), 5e-3)
+
+
+def order_by_rank(session: Any, ranks: int) -> None:
+    """Let a session of one rank read each global batch in the order of `ranks` ranks, each with its own images."""
+    batches = session.loader.batches
+
+    def reordered(start: int, stop: int) -> Iterator[Any]:
+        for batch in batches(start, stop):
+            order = np.arange(len(batch.labels)).reshape(-1, ranks).T.reshape(-1)
+            yield replace(
+                batch, **{name: getattr(batch, name)[order] for name in ("images", "labels", "keys", "weights")}
+            )
+
+    session.loader.batches = reordered

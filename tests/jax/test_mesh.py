@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from podscale.config import RunConfig
 from podscale.distributed.worker_env import RankEnv
 from podscale.jax.mesh import (
     COLUMN,
@@ -20,6 +21,7 @@ from podscale.jax.mesh import (
     axis_size,
     build_mesh,
     device_position,
+    mesh_for_config,
     plan_grid,
     plan_partition,
     plan_tile,
@@ -120,6 +122,20 @@ def test_the_members_of_a_group_are_consecutive_ranks() -> None:
         assert {places[member].y // 2 for member in members} in ({0}, {1})
     assert axis_size(mesh, GROUP) == 8
     assert mesh.axis_names == DEVICES
+
+
+@pytest.mark.parametrize(
+    ("batches", "span", "devices", "group"),
+    [((16, 32, 8), 8, 4, 4), ((16, 32), 8, 4, 2), ((24, 36), 12, 6, 6), ((16, 48), 8, 2, 1)],
+)
+def test_a_span_has_the_group_of_whole_groups_of_every_phase(
+    batches: tuple[int, ...], span: int, devices: int, group: int
+) -> None:
+    first, *later = batches
+    phases = [{"start": 1 + number, "global_batch": batch} for number, batch in enumerate(later)]
+    train = {"epochs": 90, "global_batch": first, "phases": phases}
+    config = RunConfig.model_validate({"model": {"batch_norm": {"span": span}}, "train": train})
+    assert axis_size(mesh_for_config(config, jax.devices()[:devices]), GROUP) == group
 
 
 def shape(mesh: Mesh) -> dict[str, int]:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from podscale.config import ModelSection
 from podscale.jax import spatial
-from podscale.jax.batch_norm import BatchNorm, ChannelStatistics
+from podscale.jax.batch_norm import BatchNorm, ChannelStatistics, DeviceGroup
 from podscale.jax.mesh import DEVICES, GROUP, RANKS, SPATIAL, arrange_devices
 from podscale.jax.models import build_model, initialise
 from podscale.jax.models.layers import NHWC_OIHW, stem_convolution
@@ -200,7 +200,7 @@ def network(model: ModelSection, side: int, dtype: Any, parts: Parts) -> dict[st
         for n, (name, values) in kinds
     }
     running = {name: values.astype(wide) for name, values in statistics.items()}
-    apply = build_model(model, norm=BatchNorm(axes=GROUP), dtype=dtype, parts=parts)
+    apply = build_model(model, norm=BatchNorm(group=DeviceGroup(GROUP)), dtype=dtype, parts=parts)
 
     def body(parameters: Any, running: Any, images: Any, direction: Any) -> Any:
         def along(parameters: Any) -> Any:

@@ -1,10 +1,11 @@
-"""Trajectories of the published presets: 20 steps of a tiny network on 64 images, by PyTorch and by JAX.
+"""Trajectories of the published presets: 20 steps of a tiny network on 64 images, by PyTorch.
 
 The whole schedule of a preset takes place in these steps. Its rows are compared as they are. The training has them with
 rates scaled to a peak at which the network learns, and with constants that would not act in 20 steps multiplied. So the
 losses show the form of every rule, and the rows the value of every constant.
 
-Write the golden file, on purpose: `python -m tests.support.preset_trajectories`.
+`jax_trajectories` has those of the JAX engine. Write the golden file, on purpose:
+`python -m tests.support.preset_trajectories`.
 """
 
 import json
@@ -48,7 +49,7 @@ def golden() -> dict[str, Trajectory]:
     return {name: Trajectory(**values) for name, values in json.loads(GOLDEN.read_text()).items()}
 
 
-def tiny(name: str, changes: Sequence[str] = (), *, engine: str = "pytorch") -> RunConfig:
+def tiny(name: str, changes: Sequence[str] = ()) -> RunConfig:
     """Return a preset's document, with `changes` (`key=value`), for a network of width 8 on one device."""
     values = load(resolve_preset(name), list(changes)).model_dump()
     model, train, images = values["model"], values["train"], values["input"]
@@ -70,7 +71,7 @@ def tiny(name: str, changes: Sequence[str] = (), *, engine: str = "pytorch") -> 
             "model": {key: model[key] for key in options}
             | {"name": "resnet18", "stem": "small", "width": 8}
             | {"batch_norm": {key: norm[key] for key in ("momentum", "eps", "running")}},
-            "train": {key: train[key] for key in keys} | {"phases": phases, "global_batch": IMAGES, "engine": engine},
+            "train": {key: train[key] for key in keys} | {"phases": phases, "global_batch": IMAGES},
         }
     )
 
@@ -133,15 +134,15 @@ def torch_world() -> Iterator[Any]:
         torch.set_num_threads(threads)
 
 
-def train_in_torch(config: RunConfig, world: Any) -> Trajectory:
-    """Train by the engine's own train step, on one rank (see `torch_world`)."""
+def train_in_torch(config: RunConfig, world: Any, images: int = IMAGES) -> Trajectory:
+    """Train by the engine's own train step, on one rank (see `torch_world`), on so many of the images."""
     import torch
 
     from podscale.data.loaders.base import Batch
     from podscale.pytorch.device_prefetcher import DeviceBatch
     from podscale.pytorch.trainer import build_model_on_device, build_train_step
 
-    rows, (images, labels) = scaled_rows(config), data()
+    rows, (pixels, labels) = scaled_rows(config), (part[:images] for part in data())
     with SHALLOW, patch.object(schedules, "step_table", lambda *_: rows):
         spec, model = models.model_spec(config.model, CLASSES), build_model_on_device(config, world, CLASSES)
         for name, value in initial_weights(config).items():
@@ -149,93 +150,14 @@ def train_in_torch(config: RunConfig, world: Any) -> Trajectory:
         step = build_train_step(config, world, model, spec, samples(config))  # type: ignore[arg-type]
     losses = []
     for number in range(STEPS):
-        keys = np.arange(IMAGES, dtype=np.uint64)
-        host = Batch(images, labels, keys, np.ones(IMAGES, np.float32), number)
-        result = step(DeviceBatch(torch.from_numpy(images), torch.from_numpy(labels), host), lambda _: nullcontext())
+        keys = np.arange(images, dtype=np.uint64)
+        host = Batch(pixels, labels, keys, np.ones(images, np.float32), number)
+        result = step(DeviceBatch(torch.from_numpy(pixels), torch.from_numpy(labels), host), lambda _: nullcontext())
         assert result.finite, (config.run.id, number)
         losses.append(float(result.loss))
     step.reducer.close()
     variances = [float(value.mean()) for name, value in model.named_buffers() if name.endswith("running_var")]
     return Trajectory(schedule_rows(config).tolist(), losses, float(np.mean(variances)))
-
-
-def train_in_jax(config: RunConfig) -> list[float]:
-    """Return the losses by the engine's own network, loss and optimizer, on one device."""
-    # A step depends neither on running statistics nor on the initialisation; rate, momentum and decay are its inputs.
-    same_norm = config.model.batch_norm.model_copy(update={"momentum": 0.1})
-    model = config.model.model_copy(update={"zero_init_last_gamma": True, "batch_norm": same_norm})
-    optimizer = config.train.optimizer.model_copy(update={"momentum": 0.9, "weight_decay": 0.0})
-    gradients_of = _jax_gradients(model.model_dump_json())
-    begin, update = _jax_update(optimizer.model_dump_json(), model.model_dump_json(), STEPS / config.train.epochs)
-    with SHALLOW:
-        weights: Any = initial_weights(config)
-    state, losses = begin(weights), []
-    for number, row in enumerate(scaled_rows(config)):
-        loss, gradients = gradients_of(weights, config.train.label_smoothing)
-        state, weights = update(state, gradients, row, loss, number)
-        losses.append(float(loss))
-    return losses
-
-
-@cache
-def _jax_gradients(model: str) -> Any:
-    """Return the compiled function of weights and label smoothing to loss and gradients, for a model section."""
-    import jax
-    import jax.numpy as jnp
-
-    from podscale.config import InputSection, ModelSection
-    from podscale.jax.device_prefetcher import normalise
-    from podscale.jax.models import build_model
-    from podscale.jax.train_step import smoothed_cross_entropy
-
-    section = ModelSection.model_validate_json(model)
-    with SHALLOW:
-        spec = models.model_spec(section, CLASSES)
-    statistics = {buffer.name: jnp.full(buffer.shape, float("var" in buffer.name)) for buffer in spec.buffers}
-    apply, (images, labels) = build_model(section), data()
-    inputs = normalise(jnp.asarray(images), InputSection())
-
-    def loss_of(weights: Any, smoothing: float) -> Any:
-        with SHALLOW:
-            logits, _ = apply(weights, statistics, inputs, train=True)
-        return smoothed_cross_entropy(logits, jnp.asarray(labels), smoothing)
-
-    return jax.jit(jax.value_and_grad(loss_of))
-
-
-@cache
-def _jax_update(section: str, model: str, steps_per_epoch: float) -> tuple[Any, Any]:
-    """Return a function of weights to the first state, and the compiled one that updates state and weights."""
-    import jax
-    import jax.numpy as jnp
-
-    from podscale.config import ModelSection
-    from podscale.config.optimizer import OptimizerSection
-    from podscale.jax.flat_buffers import ParamLayout
-    from podscale.jax.optim import HyperParams, OptState, ReplicaAxes, build_optimizer, build_param_shard
-
-    chosen = OptimizerSection.model_validate_json(section)
-    with SHALLOW:
-        spec = models.model_spec(ModelSection.model_validate_json(model), CLASSES)
-    layout = ParamLayout({parameter.name: parameter.shape for parameter in spec.parameters}, bucket_elements=10**6)
-    optimizer = build_optimizer(chosen, layout.shapes, steps_per_epoch, ReplicaAxes())
-
-    def begin(weights: Any) -> Any:
-        buckets, first = layout.pack(weights), optimizer.initial_moments.items()
-        moments = {name: tuple(jnp.full_like(bucket, value) for bucket in buckets) for name, value in first}
-        scalars = {name: jnp.float32(value) for name, value in optimizer.initial_scalars.items()}
-        own = optimizer.extra_layout
-        extra = own.pack(own.initial()) if own else {}
-        return buckets, OptState(moments, scalars, extra)
-
-    @jax.jit
-    def update(state: Any, gradients: Any, row: Any, loss: Any, number: Any) -> Any:
-        buckets, opt_state = state
-        shard, hyper = build_param_shard(chosen, layout, spec), HyperParams(*row, loss, number)
-        result = optimizer.step(shard, buckets, layout.pack(gradients), opt_state, hyper, jnp.array(True))
-        return (result.weights, result.opt_state), layout.unpack(result.weights)
-
-    return begin, update
 
 
 def _rounded(trajectory: Trajectory) -> dict[str, Any]:

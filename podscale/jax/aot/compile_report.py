@@ -172,6 +172,7 @@ def format_compile_report(report: Mapping[str, Any]) -> list[str]:
         ),
         ("mesh", ", ".join(f"{name} {size}" for name, size in topology["mesh"].items())),
         ("step", _step(report)),
+        *([("phases", _phases(report["phases"]))] if "phases" in report else []),
         ("memory", _memory_rows(report)),
     ]
     if "largest" in report:
@@ -210,6 +211,17 @@ def _step(report: Mapping[str, Any]) -> str:
         f"{report['weight_update']} update, {report['all_reduce']}: {format_count(report['batch'], 'image')} "
         f"{_rank_description(report)}, {report['global_batch']:,} in all"
     )
+
+
+def _phases(phases: Sequence[Mapping[str, Any]]) -> str:
+    """Format the batches of a run whose batch changes, and which of them was compiled."""
+    parts = [
+        f"{phase['global_batch']:,} from epoch {phase['epoch']:g}"
+        + (f" in {phase['accumulation']} passes" if phase["accumulation"] > 1 else "")
+        + ("" if phase["compiled"] else " (not compiled)")
+        for phase in phases
+    ]
+    return f"{', '.join(parts)}; compiled is the largest pass"
 
 
 def _memory_rows(report: Mapping[str, Any]) -> str:

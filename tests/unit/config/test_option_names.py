@@ -12,7 +12,7 @@ from podscale import config
 from podscale.cli.documents import json_schema_text
 from podscale.config import RunConfig, dumps, json_schema, loads, option_names, result_values
 from podscale.config.data import DataSection
-from podscale.config.fields import FieldClass
+from podscale.config.fields import FieldClass, result_field
 from podscale.config.identity import (
     add_later_options,
     changed_result_values,
@@ -72,6 +72,15 @@ def test_fingerprints_are_stable_for_ever():
     assert fingerprint({"b": [1, 2.5, None], "a": "\u00e9"}) == "84afbf1d4853005f"
     assert data_fingerprint(DataSection()) == "4c9bb8270e03cbff"
     assert data_fingerprint(DataSection(source="a")) != data_fingerprint(DataSection(source="b"))
+
+
+def test_an_option_that_comes_later_keeps_the_names_of_shard_sets():
+    class NewerSection(DataSection):
+        later: int = result_field(3, "Option of a newer version.")
+
+    assert data_fingerprint(NewerSection()) == data_fingerprint(DataSection())
+    assert data_fingerprint(NewerSection(later=4)) != data_fingerprint(DataSection())
+    assert data_fingerprint(DataSection(holdout_fraction=0.1)) == "926914fb0a7332cb"
 
 
 def test_every_data_option_is_of_class_result():

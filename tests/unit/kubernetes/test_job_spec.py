@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from podscale.config import loads
+from podscale.config import RunConfig, TrainSection, loads
+from podscale.config.fields import result_field
 from podscale.errors import InputError, InputErrors
-from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
+from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec, job_identity
 from podscale.kubernetes.pod_resources import Amount
 from podscale.pipelines import presets
 from tests.support.refusals import refused
@@ -66,6 +67,20 @@ def test_the_identity_covers_exactly_what_changes_the_results() -> None:
     ]
     assert len({*same, *others}) == 4
     assert re.fullmatch(r"[0-9a-f]{64}", spec().identity)
+
+
+def test_an_option_that_comes_later_keeps_the_identity_of_a_job() -> None:
+    class NewerSection(TrainSection):
+        later: int = result_field(3, "Option of a newer version.")
+
+    class NewerConfig(RunConfig):
+        train: NewerSection = NewerSection()
+
+    def identity(config: RunConfig) -> str:
+        return job_identity(config, "train", "/workspace/shards")
+
+    assert identity(NewerConfig()) == identity(RunConfig())
+    assert identity(NewerConfig.model_validate({"train": {"later": 4}})) != identity(RunConfig())
 
 
 def test_resources_default_to_the_share_of_the_hardware() -> None:

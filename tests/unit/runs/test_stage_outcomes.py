@@ -87,6 +87,77 @@ def test_a_file_of_the_same_length_and_a_lost_one_are_noticed(case: tuple[RunCon
     assert not finished(config)
 
 
+def finish_all(config: RunConfig) -> Path:
+    """Record every stage as finished; return the file of their inputs."""
+    run = RunDirectory.for_config(config).create()
+    model(run.model)
+    for path in (run.evaluation, run.predictions, run.report):
+        path.write_bytes(b"")
+    for stage in stage_outcomes.STAGES:
+        write_outcome(run.outcome, StageOutcome(stage, ExitCode.DONE))
+        stage_outcomes.record_finished(config, stage, str(config.run.workspace))
+    return run.stage_inputs
+
+
+def finished_stages(config: RunConfig) -> list[str]:
+    outcomes = {
+        stage: stage_outcomes.finished_outcome(config, stage, config.run.workspace) for stage in stage_outcomes.STAGES
+    }
+    return [stage for stage, outcome in outcomes.items() if outcome is not None]
+
+
+def without(recorded: Any, *options: str) -> Any:
+    """Return recorded inputs as a version without these options writes them."""
+    if isinstance(recorded, dict):
+        return {name: without(value, *options) for name, value in recorded.items() if name not in options}
+    return [without(value, *options) for value in recorded] if isinstance(recorded, list) else recorded
+
+
+def test_stages_that_an_older_version_finished_are_finished(tmp_path: Path) -> None:
+    """It had neither these options, of classes result, placement and display, nor that of a phase."""
+    config = RunConfig.model_validate(
+        {"run": {"workspace": str(tmp_path)}, "train": {"phases": [{"start": 3, "momentum": 0.5}]}}
+    )
+    recorded = finish_all(config)
+    assert finished_stages(config) == list(stage_outcomes.STAGES)
+    older = without(
+        json.loads(recorded.read_text()),
+        "input.interpolation",
+        "launch.grace_seconds",
+        "claim.top1",
+        "batch_norm_momentum",
+    )
+    assert older != json.loads(recorded.read_text())
+    recorded.write_text(json.dumps(older))
+    assert finished_stages(config) == list(stage_outcomes.STAGES)
+
+
+@pytest.mark.parametrize(
+    ("change", "unfinished"),
+    [
+        ({"input": {"interpolation": "bicubic"}}, {*stage_outcomes.STAGES}),
+        ({"launch": {"grace_seconds": 7}}, {"report"}),
+        ({"claim": {"top1": 0.5}}, {"report"}),
+    ],
+)
+def test_an_option_that_came_later_and_is_set_is_a_change(
+    tmp_path: Path, change: dict[str, Any], unfinished: set[str]
+) -> None:
+    recorded = finish_all(document(tmp_path))
+    older = without(json.loads(recorded.read_text()), "input.interpolation", "launch.grace_seconds", "claim.top1")
+    recorded.write_text(json.dumps(older))
+    changed = RunConfig.model_validate({"run": {"workspace": str(tmp_path)}, **change})
+    assert set(finished_stages(changed)) == {*stage_outcomes.STAGES} - unfinished
+
+
+@pytest.mark.parametrize("entry", ["4c9bb8270e03cbff", {}, {"options": []}, {"options": {"result": []}}])
+def test_a_damaged_entry_is_not_finished(tmp_path: Path, entry: Any) -> None:
+    config = document(tmp_path)
+    recorded = finish_all(config)
+    recorded.write_text(json.dumps({"train": entry}))
+    assert finished_stages(config) == []
+
+
 def test_what_belongs_to_no_answer_changes_nothing(case: tuple[RunConfig, Path]) -> None:
     config, made = case
     (made / "README.md").write_text("a card, which the report writes")

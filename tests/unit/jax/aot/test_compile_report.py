@@ -498,6 +498,38 @@ def test_the_command_reports_cached_results(
     assert not child.exists(), "nothing was compiled"
 
 
+def test_of_a_run_by_phases_the_report_has_which_batch_was_compiled(
+    child: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest pass; it does not fit, and the error names the option of its phase."""
+    from podscale import config
+    from podscale.cli.tpu import build_compile_request
+    from podscale.pipelines import presets
+
+    phases = "train.phases=[{start: 1, global_batch: 1024}, {start: 2, global_batch: 2048, accumulation: 4}]"
+    changes = ["launch.hardware=tpu-v5e-4x4", "launch.backend=jobset", "train.global_batch=256", phases]
+    request = build_compile_request(config.load(presets.resolve_preset("digits"), changes), find_topology("v5e:4x4", 1))
+    assert request.config.train.global_batch == 1024
+    short = {**FOUND, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
+    (tmp_path / f"{request.cache_key}.json").write_text(json.dumps(short))
+    (tmp_path / f"{request.cache_key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
+    asked = [word for change in changes for word in ("--set", change)]
+    arguments = ["tpu", "compile", "digits", *asked, "--cache", str(tmp_path)]
+    code, printed = main([*arguments, "--json"]), capsys.readouterr()
+    rows = json.loads(printed.out)["phases"]
+    assert [(row["epoch"], row["global_batch"], row["accumulation"]) for row in rows] == [
+        (0, 256, 1),
+        (1, 1024, 1),
+        (2, 2048, 4),
+    ]
+    assert [row["compiled"] for row in rows] == [False, True, False]
+    assert_error(code, printed.err, field="train.phases.0.global_batch")
+    main(arguments)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("phases "))
+    assert all(f"{batch:,}" in line for batch in (256, 1024, 2048))
+    assert not child.exists(), "nothing was compiled"
+
+
 @pytest.mark.parametrize(
     ("preset", "field"),
     [
