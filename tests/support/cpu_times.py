@@ -1,13 +1,15 @@
 """Pytest plugin: the CPU time of test files, and of their processes, at the end of a run.
 
-Load it by `-p tests.support.cpu_times`. CPU time, unlike wall time, is nearly the same on a busy machine. It has the
-time of the processes that a test started and waited for, but not of those that run on, as tests/jax's worker does.
+Load it by `-p tests.support.cpu_times`. CPU time, unlike wall time, is nearly the same on a busy machine. It includes
+the processes that a test started, also those that still run, as tests/jax's worker does.
 """
 
+import os
 import resource
 import time
 from collections import defaultdict
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +18,30 @@ FILES_SHOWN = 40
 PROPERTY = "cpu_times"
 
 
+def descendants_cpu() -> float:
+    """Return the CPU time of the running descendants of this process, and of the children they waited for, seconds."""
+    parents, times = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # from field 3 of proc(5) on
+        except OSError:
+            continue  # it has exited
+        pid = int(path.parent.name)
+        parents[pid], times[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    total, generation = 0, {os.getpid()}
+    while generation := {pid for pid, parent in parents.items() if parent in generation}:
+        total += sum(times[pid] for pid in generation)
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 class Times:
-    """Times of this process and its children so far, seconds."""
+    """Times of this process and its descendants so far, seconds."""
 
     def __init__(self) -> None:
         own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         self.wall = time.monotonic()
-        self.cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+        waited_for = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+        self.cpu = waited_for + descendants_cpu()
 
 
 class Recorder:
