@@ -17,7 +17,7 @@ from podscale.util.host_info import cpu_count
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
-pytest_plugins = ["tests.support.lost_workers", "tests.support.skipped_tests"]
+pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "tests.support.skipped_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

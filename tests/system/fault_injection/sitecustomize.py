@@ -5,7 +5,8 @@ INJECTED_FAULT is one of:
 - `slow:<rank>`: every batch takes most of a step longer, measured on this machine.
 - `stuck:<rank>:<batch>`: this batch never arrives.
 - `rest:<file>[:<seconds>]`: every step of every rank sleeps (for REST_STEP_SECONDS) while there is such a file.
-- `count:<file>`: a counter is trained in place of a network (programs/counting_rank.py), so a launch imports no PyTorch.
+- `count:<file>`: as `rest`, but a counter is trained in place of a network, without PyTorch
+  (programs/counting_rank.py).
 - `files:<folder>`: a fault lasts while the folder has a file of its name. `starved`: every batch of every rank takes a
   step longer. `nonfinite-<rank>`: in every fourth step, that rank's gradient is NaN and its loss is finite. Every step
   also sleeps for a moment, because such a training runs for minutes and must leave CPU time to other processes.
