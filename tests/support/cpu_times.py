@@ -9,6 +9,7 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,18 @@ PROPERTY = "cpu_times"
 
 def descendants_cpu() -> float:
     """Return the CPU time of the running descendants of this process, and of the children they waited for, seconds."""
-    parents, times = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()  # from field 3 of proc(5) on
-        except OSError:
-            continue  # it has exited
-        pid = int(path.parent.name)
-        parents[pid], times[pid] = int(fields[1]), sum(map(int, fields[11:15]))
-    total, generation = 0, {os.getpid()}
-    while generation := {pid for pid, parent in parents.items() if parent in generation}:
-        total += sum(times[pid] for pid in generation)
-    return total / os.sysconf("SC_CLK_TCK")
+    ticks, pids = 0, children(os.getpid())
+    while pids:
+        pid = pids.pop()
+        with suppress(OSError):  # it has exited
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # from field 3 of proc(5) on
+            ticks += sum(map(int, fields[11:15]))
+            pids += children(pid)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
 class Times:
