@@ -18,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array, Device
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import batch_phases
 from podscale.config.checks import check_ranks
-from podscale.config.fields import input_error
 from podscale.errors import InputError
 
 SLICES = ("slice",)
@@ -169,10 +167,7 @@ def build_mesh(
 
 def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
     """Build the mesh of a document. Raises InputError if the run does not fit the number of devices."""
-    try:
-        check_ranks(config, len(devices))
-    except PydanticCustomError as error:
-        raise input_error(error.context) from None
+    check_ranks(config, len(devices))
     parts = config.train.spatial_partitions
     group = batch_norm_group(config, len(devices)).ranks
     for phase in batch_phases(config.train):
