@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from podscale.util.host_info import cpu_count
+from podscale.util.host_info import cpu_count, memory_info
 
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
@@ -22,10 +22,15 @@ pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "test
 ROOT = Path(__file__).resolve().parent.parent
 
 
+WORKER_BYTES = 3 * 2**30
+"""Memory of a pytest worker with the process that runs JAX and the processes of a test, bytes."""
+
+
 @pytest.hookimpl(optionalhook=True)  # only asked by pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the workers of `-n auto`: one more than there are cores, because many tests wait for processes."""
-    return min(8, cpu_count() + 1)
+    """Return the workers of `-n auto`: more than there are cores, because many tests wait for processes."""
+    cores, memory = cpu_count(), memory_info().total
+    return min(8, max(cores + 1, min(cores + 2, memory // WORKER_BYTES)))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ import pytest
 
 from podscale.config import RunConfig
 from podscale.config.engine_support import find_unsupported_option
-from tests.support.preset_trajectories import golden, published_presets, tiny, train_in_jax
+from podscale.pipelines.presets import published_presets
+from tests.support.preset_trajectories import golden, tiny, train_in_jax
 
 TOLERANCE = 2e-2
 """Relative to loss + 0.1. Kernels round differently, which ReLUs amplify: 8e-3 in fast runs, 4e-7 in slow ones."""

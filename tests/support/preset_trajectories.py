@@ -21,7 +21,7 @@ import numpy.typing as npt
 from podscale import models
 from podscale.config import RunConfig, load
 from podscale.models.resnet import BASIC, IMAGENET_BLOCKS
-from podscale.pipelines.presets import preset_names, resolve_preset
+from podscale.pipelines.presets import published_presets, resolve_preset
 from podscale.training import schedules
 
 GOLDEN = Path(__file__).with_name("preset_trajectories.json")
@@ -40,10 +40,6 @@ class Trajectory(NamedTuple):
     schedule: list[list[float]]
     losses: list[float]
     variance: float
-
-
-def published_presets() -> list[str]:
-    return [name for name in preset_names() if load(resolve_preset(name)).claim.source is not None]
 
 
 def golden() -> dict[str, Trajectory]:
