@@ -1,5 +1,6 @@
 """Shared fixtures. Real images are in PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
 
+import gc
 import os
 
 os.environ.setdefault(
@@ -17,6 +18,7 @@ from podscale.util.host_info import cpu_count, memory_info
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
+gc.disable()  # until all tests are collected: it would take a fifth of the time of the imports, and find nothing
 pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "tests.support.skipped_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +33,11 @@ def pytest_xdist_auto_num_workers() -> int:
     """Return the workers of `-n auto`: more than there are cores, because many tests wait for processes."""
     cores, memory = cpu_count(), memory_info().total
     return min(8, max(cores + 1, min(cores + 2, memory // WORKER_BYTES)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay until the end
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
