@@ -1,5 +1,6 @@
 """Shared fixtures. Real images are in PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
 
+import gc
 import os
 
 os.environ.setdefault(
@@ -12,20 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from podscale.util.host_info import cpu_count
+from podscale.util.host_info import cpu_count, memory_info
 
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
-pytest_plugins = ["tests.support.lost_workers", "tests.support.skipped_tests"]
+gc.disable()  # until all tests are collected: it would take a fifth of the time of the imports, and find nothing
+pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "tests.support.skipped_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+WORKER_BYTES = 3 * 2**30
+"""Memory of a pytest worker with the process that runs JAX and the processes of a test, bytes."""
+
+
 @pytest.hookimpl(optionalhook=True)  # only asked by pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the workers of `-n auto`: one more than there are cores, because many tests wait for processes."""
-    return min(8, cpu_count() + 1)
+    """Return the workers of `-n auto`: more than there are cores, because many tests wait for processes."""
+    cores, memory = cpu_count(), memory_info().total
+    return min(8, max(cores + 1, min(cores + 2, memory // WORKER_BYTES)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay until the end
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -86,14 +86,12 @@ _PARAGRAPH = re.compile(r"([A-Z][\w' ]{2,24}): ")
 
 
 def published_presets() -> dict[str, Preset]:
-    """Return the presets that have a claim, by name."""
-    found = {}
-    for name in presets.preset_names():
-        path = presets.resolve_preset(name)
-        config = load(path)
-        if config.claim.source is not None:
-            found[name] = Preset(name, config, tuple(_paragraphs(path.read_text(encoding="utf-8"))))
-    return found
+    """Return the presets of published runs, by name."""
+    paths = {name: presets.resolve_preset(name) for name in presets.published_presets()}
+    return {
+        name: Preset(name, load(path), tuple(_paragraphs(path.read_text(encoding="utf-8"))))
+        for name, path in paths.items()
+    }
 
 
 def _paragraphs(text: str) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,13 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESET_DIRECTORY.glob("*.yaml"))
 
 
+def published_presets() -> list[str]:
+    """Return the names of the presets of published runs, in alphabetical order: their claim has a source."""
+    from podscale.config import load
+
+    return [name for name in preset_names() if load(resolve_preset(name)).claim.source is not None]
+
+
 def resolve_preset(argument: str | None) -> Path:
     """Return the path of a run document from a path or a preset's bare name. None is the default preset.
 

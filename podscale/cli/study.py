@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 BACKENDS = ("here", "kfp", "katib")
+HERE, PACKAGE, EXPERIMENT = ("here",), ("kfp",), ("katib",)
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,38 @@ class StudyPackageOptions:
     defaults: Defaults = None
 
 
+USED_WITH: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("output", "parallel", "defaults", "namespace", "context"), PACKAGE + EXPERIMENT),
+    **dict.fromkeys(("algorithm", "trials"), EXPERIMENT),
+    "kfp": PACKAGE,
+    **dict.fromkeys(("dry_run", "jobs", "time_box", "restart", "keep_runs", "out", "results_only"), HERE),
+}
+"""Backends that use an option; all use the others."""
+
+
 def complete_study(incomplete: str) -> list[str]:
     """Return the completions of STUDY: included studies, documents and folders."""
     names = [name for name in presets.study_names() if name.startswith(incomplete)]
     return names + complete_document(incomplete)
 
 
+def check_options(click_context: typer.Context, backend: str) -> None:
+    """Raise InputError if an option is given that the backend does not use."""
+    for option in click_context.command.params:
+        backends = USED_WITH.get(str(option.name), BACKENDS)
+        source = click_context.get_parameter_source(str(option.name))
+        if backend not in backends and source is not None and source.name == "COMMANDLINE":
+            raise InputError(
+                f"has no effect with --backend {backend}",
+                field=option.opts[0],
+                hint=f"Leave it out, or choose {' or '.join(f'--backend {name}' for name in backends)}.",
+            )
+
+
 @app.command()
 @expand_option_groups
 def study(
+    click_context: typer.Context,
     document: Annotated[
         str,
         typer.Argument(
@@ -92,6 +116,7 @@ def study(
     if package.backend not in BACKENDS:
         hint = f"Choose {', '.join(BACKENDS)}."
         raise InputError("unknown backend", field="--backend", got=package.backend, hint=hint)
+    check_options(click_context, package.backend)
     if package.backend != "here":
         _write_package(document, changes, package, cluster)
         return

@@ -8,11 +8,12 @@ from podscale.config.batch_norm_groups import batch_norm_group, check_batch_norm
 from podscale.config.batch_phases import batch_phases, check_each_batch
 from podscale.config.engine_support import check_engine_support, check_model, requests_tpus
 from podscale.config.ensemble import check_ensemble
-from podscale.config.fields import conflict_error
+from podscale.config.fields import conflict_error, input_error
 from podscale.config.input_checks import check_input
 from podscale.config.optimizer import check_optimizer_options, optimizers_with
 from podscale.config.run import RunDocument
 from podscale.config.train import TrainSection
+from podscale.errors import InputError
 from podscale.util.formatting import join_words
 
 
@@ -43,7 +44,7 @@ def check_batch(config: RunDocument) -> None:
     if not processes or requests_tpus(config):
         check_each_batch(config, check_batch_divisible)
     elif config.train.engine == "pytorch":
-        check_ranks(config, processes)
+        check_each_batch(config, lambda each: check_device_count(each, processes))
     else:
         check_each_batch(config, lambda each: check_batch_divisible(each, processes, "processes"))
 
@@ -307,11 +308,15 @@ def check_schedules(train: TrainSection) -> None:
 
 
 def check_ranks(config: RunDocument, devices: int) -> None:
-    """Raise if the document does not fit a number of devices, with the batch of each phase."""
-    check_each_batch(config, lambda each: _check_ranks(each, devices))
+    """Raise InputError if a valid document does not fit a number of devices, with the batch of each phase."""
+    try:
+        check_each_batch(config, lambda each: check_device_count(each, devices))
+    except PydanticCustomError as error:
+        raise input_error(error.context) from None
 
 
-def _check_ranks(config: RunDocument, devices: int) -> None:
+def check_device_count(config: RunDocument, devices: int) -> None:
+    """Raise if the document does not fit a number of devices."""
     train, shared = config.train, devices_per_rank(config)
     if devices % shared:
         down, across = train.spatial_partitions
@@ -333,7 +338,7 @@ def fits_devices(config: RunDocument, devices: int) -> bool:
     try:
         check_each_batch(config, check_batch_norm_span)
         check_ranks(config, devices)
-    except PydanticCustomError:
+    except (PydanticCustomError, InputError):
         return False
     return True
 

@@ -19,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array, Device
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import batch_phases
 from podscale.config.checks import check_ranks
-from podscale.config.fields import input_error
 from podscale.errors import InputError
 
 SLICES = ("slice",)
@@ -184,10 +182,7 @@ def mesh_for_config(config: RunConfig, devices: Sequence[Device], processes_per_
     With `model.batch_norm.span` the batch-norm groups change with the batch. The group of the mesh is then the smallest
     that consists of whole groups of every phase.
     """
-    try:
-        check_ranks(config, len(devices))
-    except PydanticCustomError as error:
-        raise input_error(error.context) from None
+    check_ranks(config, len(devices))
     parts = config.train.spatial_partitions
     group = lcm(*(batch_norm_group(phase.apply(config), len(devices)).ranks for phase in batch_phases(config.train)))
     row = config.train.all_reduce.row

@@ -5,11 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath, PurePosixPath
 
-from pydantic_core import PydanticCustomError
-
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
-from podscale.config.fields import input_error
 from podscale.config.preflight.host import input_cache_bytes, shared_memory_bytes
 from podscale.data.shard_groups import check_shard_groups
 from podscale.errors import InputError, combine_errors
@@ -278,8 +275,7 @@ def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[
     for number in range(config.launch.cluster.min_nodes or nodes, nodes + 1):
         try:
             check_ranks(config, number * devices)
-        except PydanticCustomError as error:
-            refused = input_error(error.context)
+        except InputError as refused:
             of = f" (with {number} of launch.nodes={nodes} nodes)" if number < nodes else ""
             yield InputError(refused.problem + of, field=refused.field, got=refused.got, hint=refused.hint)
     try:

@@ -8,7 +8,6 @@ loses a peer reports it and exits, and the supervisor kills the rest.
 
 import argparse
 import gc
-import importlib
 import json
 import os
 import signal
@@ -32,17 +31,6 @@ from podscale.util import env
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REPORT_LOST_SECONDS = 5.0
 """Store timeout for the report of a lost rank, seconds."""
-
-
-def preload_module(module: str) -> None:
-    """Import a module to share its imports, then remove it: each rank runs it as its main program.
-
-    The garbage collector is off meanwhile: it takes a tenth of PyTorch's import time and finds nothing.
-    """
-    gc.disable()
-    importlib.import_module(module)
-    gc.enable()
-    del sys.modules[module]
 
 
 class ForkServer:
@@ -149,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     rendezvous = Rendezvous(options.nodes, options.node_rank, options.address, options.port, options.slices)
     if options.preload:
-        preload_module(options.preload)
+        worker_main.preload_module(options.preload)
         startup = StartupClock.read()
         startup.end_part("imports")
         os.environ.update(startup.variables())  # for the ranks

@@ -4,6 +4,8 @@ Run as `python -m podscale.launch.worker_main MODULE`; MODULE runs as __main__ i
 docs/reference/environment.md lists its environment variables.
 """
 
+import gc
+import importlib
 import os
 import runpy
 import sys
@@ -33,6 +35,19 @@ def main() -> None:
     report_and_exit(rank_dir, rank, _run_module(worker_env))
 
 
+def preload_module(module: str) -> None:
+    """Import what a module imports, and forget the module itself: a rank runs it as its main program.
+
+    The garbage collector is off meanwhile: it takes a fifth of PyTorch's import time and finds nothing.
+    """
+    gc.disable()
+    try:
+        importlib.import_module(module)
+    finally:
+        gc.enable()
+    del sys.modules[module]
+
+
 def _run_module(worker_env: WorkerEnv) -> WorkerReport:
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
@@ -45,6 +60,8 @@ def _run_module(worker_env: WorkerEnv) -> WorkerReport:
         register_worker(worker_env.rank_directory, worker_env.rank_env.rank)
         acquires = worker_env.rank_env.rank == 0 and worker_env.fence_number is None
         lease = _acquire_lease(worker_env) if acquires else None
+        if module.startswith("podscale."):
+            preload_module(module)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         del lease
     except SystemExit as exit_request:

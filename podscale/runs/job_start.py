@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from podscale.runs.directory import RunDirectory
@@ -87,7 +88,16 @@ def read_job_start(run: RunDirectory, launch_age: float, environ: Mapping[str, s
 
 def _read_file(path: Path) -> JobStart | None:
     try:
+        return _parse_file(path, path.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=4)
+def _parse_file(path: Path, modified: int) -> JobStart | None:
+    """Read a file once for each modification time, since each scrape of the metrics may ask for it."""
+    try:
         start = JobStart(**json.loads(path.read_text(encoding="utf-8")))
         return start if isinstance(start.started_at, int | float) else None
-    except (OSError, ValueError, TypeError):
+    except (ValueError, TypeError):
         return None

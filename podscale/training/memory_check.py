@@ -3,8 +3,6 @@
 import os
 from collections.abc import Iterator
 
-from pydantic_core import PydanticCustomError
-
 from podscale.config import RunConfig, dumps, loads
 from podscale.config.batch_phases import largest_pass
 from podscale.config.checks import check_ranks
@@ -90,6 +88,6 @@ def _change(config: RunConfig, *changes: str) -> RunConfig | None:
     try:
         changed = loads(dumps(config), overrides=changes)
         check_ranks(changed, processes_per_node(changed) * changed.launch.nodes)
-    except (InputError, PydanticCustomError):
+    except InputError:
         return None
     return changed

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from pydantic_core import PydanticCustomError
 
 import podscale
 from podscale.config import RunConfig, result_values
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import batch_phases
 from podscale.config.checks import check_ranks
-from podscale.config.fields import FieldClass, input_error
+from podscale.config.fields import FieldClass
 from podscale.config.identity import field_values
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.sampler import build_sampler
@@ -239,10 +238,7 @@ def open_agreed_shard_set(
 def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
     """Raise InputError if the run does not fit this many ranks or training images (`samples`)."""
     train = config.train
-    try:
-        check_ranks(config, ranks)
-    except PydanticCustomError as error:
-        raise input_error(error.context) from None
+    check_ranks(config, ranks)
     for phase in batch_phases(train):
         if phase.global_batch > samples:
             raise InputError(

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from podscale.pipelines.presets import published_presets
 from tests.support.jax_trajectories import jax_golden, refused_presets, train_in_jax
 from tests.support.preset_mutations import MUTATIONS
-from tests.support.preset_trajectories import Trajectory, published_presets, tiny
+from tests.support.preset_trajectories import Trajectory, tiny
 
 LOSSES, VARIANCE = 2e-6, 2e-6
 """Relative tolerances: float64 leaves 1e-9 of rounding, and rows of the schedule in fp32 up to 1e-7."""

@@ -193,8 +193,10 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 def main(address: str) -> None:
+    gc.disable()
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.enable()
     server = _Server(address)
     gc.freeze()
     print("ready", flush=True)

@@ -7,11 +7,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic_core import PydanticCustomError
-
 from podscale.config.batch_phases import largest_batch, largest_pass
 from podscale.config.checks import check_ranks
-from podscale.config.fields import input_error
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import host_info
@@ -37,8 +34,8 @@ def host_problems(document: RunConfig, counts: dict[str, int], *, in_pod: bool) 
     else:
         try:
             check_ranks(document, nodes * max(processes, local_device_count(document)))
-        except PydanticCustomError as error:
-            yield input_error(error.context)
+        except InputError as error:
+            yield error
         yield from _memory_problems(document, processes)
     yield from _port_problems(document)
     yield from _count_problems(document, counts, processes)

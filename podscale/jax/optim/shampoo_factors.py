@@ -22,6 +22,7 @@ from podscale.jax.flat_buffers import Values
 from podscale.jax.mesh import REPLICATED, AxisNames
 from podscale.jax.optim.base import ExtraStateLayout
 from podscale.models import Shape
+from podscale.training.newton_root import MAX_NEWTON_ERROR, NEWTON_ITERATIONS, NEWTON_TOLERANCE
 from podscale.training.param_layout import merge_small_dims, partition_blocks, shampoo_dim_order
 
 KINDS = ("statistics", "roots")
@@ -241,14 +242,6 @@ def _choose_finite_matrices(new: Array, old: Array, finite: Array) -> Array:
     return jnp.where(is_chosen[:, None, None], new, old)
 
 
-NEWTON_ITERATIONS = 60
-"""Iterations of `newton`: each multiplies a small eigenvalue by (1 + 1/p) ^ p, at least 2."""
-NEWTON_TOLERANCE: dict[DTypeLike, float] = {jnp.float32: 1e-6, jnp.float64: 1e-12}
-"""Largest difference from the identity at which a matrix of `newton` has converged."""
-MAX_NEWTON_ERROR = 0.1
-"""Largest difference from the identity after all iterations of `newton` at which the root is used."""
-
-
 def inverse_root(matrices: Array, power: int, section: ShampooSection) -> Array:
     """Return (S + eps I) ^ (-1 / power) of matrices S [n, d, d], in their dtype; NaN on failure.
 
@@ -278,7 +271,7 @@ def _root_by_newton(damped: Array, power: int, dtype: DTypeLike) -> Array:
     def iterate(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         m, h, error = carry
         t = ((power + 1) * one - m) / power
-        running = error > NEWTON_TOLERANCE[dtype]
+        running = error > NEWTON_TOLERANCE[jnp.dtype(dtype).itemsize]
         m = jnp.where(running, _product(_matrix_power(t, power), m), m)
         h = jnp.where(running, _product(h, t), h)
         return m, h, _distance(m, one)

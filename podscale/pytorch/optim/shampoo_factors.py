@@ -27,6 +27,7 @@ from torch import Tensor
 from podscale.config.optimizer import ShampooSection
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.param_shard import ParamSlice
+from podscale.training.newton_root import MAX_NEWTON_ERROR, NEWTON_ITERATIONS, NEWTON_TOLERANCE
 from podscale.training.param_layout import merge_small_dims, partition_blocks, shampoo_dim_order
 
 
@@ -270,14 +271,6 @@ class KroneckerFactors:
 
 RootMethod = Literal["eigh", "newton"]
 
-NEWTON_ITERATIONS = 60
-"""Iterations of `newton`: each multiplies a small eigenvalue by (1 + 1/p) ^ p, at least 2; the last few converge
-quadratically."""
-NEWTON_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-"""Largest difference from the identity at which a matrix of `newton` has converged."""
-MAX_NEWTON_ERROR = 0.1
-"""Largest difference from the identity after all iterations of `newton` at which the root is used."""
-
 
 def inverse_root(matrices: Tensor, power: int, eps: float, method: RootMethod, dtype: torch.dtype) -> Tensor:
     """Return (S + eps I) ^ (-1 / power) of matrices S [n, d, d], in their dtype; NaN on failure.
@@ -316,7 +309,7 @@ def _root_by_newton(damped: Tensor, power: int) -> Tensor:
     error = _distance(m, one)
     for _ in range(NEWTON_ITERATIONS):
         t = ((power + 1) * one - m) / power
-        running = error > NEWTON_TOLERANCE[damped.dtype]
+        running = error > NEWTON_TOLERANCE[damped.dtype.itemsize]
         m, h = torch.where(running, torch.linalg.matrix_power(t, power) @ m, m), torch.where(running, h @ t, h)
         error = _distance(m, one)
     return torch.where(error < MAX_NEWTON_ERROR, (h + h.mT) / 2, torch.nan)

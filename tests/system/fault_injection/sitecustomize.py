@@ -5,11 +5,14 @@ INJECTED_FAULT is one of:
 - `slow:<rank>`: every batch takes most of a step longer, measured on this machine.
 - `stuck:<rank>:<batch>`: this batch never arrives.
 - `rest:<file>[:<seconds>]`: every step of every rank sleeps (for REST_STEP_SECONDS) while there is such a file.
+- `count:<file>`: as `rest`, but a counter is trained in place of a network, without PyTorch
+  (programs/counting_rank.py).
 - `files:<folder>`: a fault lasts while the folder has a file of its name. `starved`: every batch of every rank takes a
   step longer. `nonfinite-<rank>`: in every fourth step, that rank's gradient is NaN and its loss is finite. Every step
   also sleeps for a moment, because such a training runs for minutes and must leave CPU time to other processes.
 """
 
+import functools
 import importlib.abc
 import importlib.util
 import itertools
@@ -94,7 +97,13 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
     module.smoothed_cross_entropy = loss
 
 
+def replace_worker(module):  # type: ignore[no-untyped-def]
+    module.supervise_stage = functools.partial(module.supervise_stage, worker_module="counting_rank")
+
+
 changes = {"podscale.data.loaders.pillow": delay_batches}
+if KIND == "count":
+    changes["podscale.launch.supervisor"] = replace_worker
 if KIND in ("files", "rest"):
     changes["podscale.pytorch.train_step"] = rest_and_spoil_gradients
 if KIND != "none":

@@ -1,7 +1,8 @@
 """Training jobs whose pipeline ends, in each of the ways in which KFP and its users end it.
 
-The launcher is the pipeline task's own processes, the pod is `podscale train` on two ranks with a small real training,
-as the rendered manifest starts it. The API server and the operator are test doubles; tests/cluster has the real ones.
+The launcher is the pipeline task's own processes, the pod is `podscale train` as the rendered manifest starts it. One
+test has a small real training on two ranks; the others train a counter (programs/counting_rank.py), which starts in a
+fraction of the time. The API server and the operator are test doubles; tests/cluster has the real ones.
 """
 
 import json
@@ -12,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
 from podscale.components import steps
 from podscale.config import RunConfig, load
@@ -29,6 +32,7 @@ from podscale.util.files import write_json
 from tests.support.commands import TIMEOUT_SECONDS, alive, different, result
 from tests.support.fake_cluster import FakeCluster
 from tests.support.local_operator import LocalOperator, operating
+from tests.system.programs import counting_rank
 
 pytestmark = pytest.mark.timeout(900)
 LAUNCHER = """
@@ -43,15 +47,22 @@ with stage_process("train"):
     launch_in_child(config, "train", dataset_directory(config.run.workspace, config.data))
 """
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 WORKFLOW_POD = "wf-x7k2p-system-container-impl-123"
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "wf-x7k2p", "uid": "workflow-1"}
 
 
 class Scene:
-    """One run `launched` in a copy of the digits' workspace, its launcher, and its job on the fake cluster."""
+    """One run `launched` in a copy of the digits' workspace, its launcher, and its job on the fake cluster.
 
-    def __init__(self, folder: Path, cluster: FakeCluster, operator: LocalOperator) -> None:
-        self.folder, self.cluster, self.operator = folder, cluster, operator
+    Args:
+        expected: Weights and losses of an undisturbed training.
+    """
+
+    def __init__(
+        self, folder: Path, cluster: FakeCluster, operator: LocalOperator, expected: dict[str, NDArray[Any]]
+    ) -> None:
+        self.folder, self.cluster, self.operator, self.expected = folder, cluster, operator, expected
         self.launchers: list[subprocess.Popen[str]] = []
 
     @property
@@ -128,7 +139,12 @@ class Scene:
         return self.cluster.get("pytorchjobs", "launched")
 
     def assert_same_bits(self) -> None:
-        assert different(result(self.run.path), result(self.folder / "runs" / "calm")) == []
+        assert different(result(self.run.path), self.expected) == []
+
+    def close(self) -> None:
+        for launcher in self.launchers:
+            if launcher.poll() is None:
+                self.kill(launcher)
 
 
 Start = Callable[..., Scene]
@@ -136,13 +152,19 @@ Start = Callable[..., Scene]
 
 @pytest.fixture
 def start(calm: Path, tmp_path: Path) -> Iterator[Start]:
-    """Return start(grace=minutes), which prepares the workspace; everything is killed at the end."""
-    scenes: list[Scene] = []
-    (tmp_path / "slow").touch()
-    slow = {"PYTHONPATH": str(FAULT_INJECTION), "INJECTED_FAULT": f"rest:{tmp_path}/slow"}  # 13 s of training
-    with FakeCluster().running() as cluster, operating(cluster, tmp_path / "pods", 2, slow) as operator:
+    """Return start(grace=minutes, real=False), which prepares the workspace; everything is killed at the end."""
+    slow = tmp_path / "slow"  # while it exists, a training takes 13 s
+    slow.touch()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(FakeCluster().running())
 
-        def begin(grace: float) -> Scene:
+        def begin(grace: float, *, real: bool = False) -> Scene:
+            processes = 2 if real else 1
+            fault = {
+                "PYTHONPATH": f"{FAULT_INJECTION}:{PROGRAMS}",
+                "INJECTED_FAULT": f"{'rest' if real else 'count'}:{slow}",
+            }
+            operator = stack.enter_context(operating(cluster, tmp_path / "pods", processes, fault))
             folder = tmp_path / "workspace"
             shutil.copytree(calm, folder)
             changes = f"""
@@ -151,7 +173,7 @@ telemetry: {{log_every: 1, enabled: false}}
 launch:
   backend: pytorchjob
   hardware: cpu
-  processes: 2
+  processes: {processes}
   threads: 1
   grace_seconds: 60
   timeout_seconds: 120
@@ -166,19 +188,17 @@ launch:
             cluster.kubeconfig(folder / "kubeconfig")
             claim = {"metadata": {"name": "workspace"}, "spec": {"accessModes": ["ReadWriteMany"]}}
             cluster.put("persistentvolumeclaims", claim)
-            scenes.append(Scene(folder, cluster, operator))
-            return scenes[-1]
+            expected = result(folder / "runs" / "calm") if real else counting_rank.undisturbed()
+            scene = Scene(folder, cluster, operator, expected)
+            stack.callback(scene.close)
+            return scene
 
         yield begin
-        for scene in scenes:
-            for launcher in scene.launchers:
-                if launcher.poll() is None:
-                    scene.kill(launcher)
 
 
 def test_a_terminated_run_whose_exit_handler_does_not_run_stops_its_job(start: Start) -> None:
     """As under KFP 2.17's default retry strategy: the launcher is killed, and nothing else happens."""
-    scene = start(grace=0.05)
+    scene = start(grace=0.05, real=True)
     launcher = scene.launch_for_steps(6)
     scene.kill(launcher)
     scene.wait_for("end of the pod", lambda: scene.operator.pods[0].exit_codes[-1:] == [0])

@@ -2,7 +2,7 @@
 
 Tested without a cluster: the graph of the package, the values between its tasks, retries, loops, the exit task, the
 launcher and the exit handler. tests/cluster does the same with pods. The tasks are forked from one process that has
-imported what they need (tests/support/task_server.py), except in `test_the_whole_pipeline`.
+imported what they need (tests/support/task_server.py), except in `test_the_whole_pipeline` without a cluster.
 """
 
 import json
@@ -139,7 +139,7 @@ def summary(tmp_path: Path, runner: PackageRunner) -> str:
 
 @pytest.mark.parametrize("backend", ["local", "pytorchjob"])
 def test_the_whole_pipeline(start, tmp_path, backend):
-    runner = start(f"launch.backend={backend}", fresh=True)
+    runner = start(f"launch.backend={backend}", fresh=backend == "local")
     assert runner.run() == "SUCCEEDED", runner.tasks
     assert states(runner) == dict.fromkeys(TASKS, "SUCCEEDED")
     shard_set = runner.tasks["shard"].outputs["shard_set"]

@@ -2,10 +2,13 @@
 
 They take no time, so that tests of the pipeline (kfp, processes, signals, outcomes) are fast. The real stages have
 tests of their own, and test_pipeline_digits tests all together.
+
+STANDIN_PYTHON names a program to start the stages with, in place of this interpreter (tests/support/task_server.py).
 """
 
 import importlib.abc
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -32,3 +35,4 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, Finder())
+sys.executable = os.environ.get("STANDIN_PYTHON", sys.executable)

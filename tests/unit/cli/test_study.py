@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from podscale.cli import main
+from podscale.cli import study as study_command
 from podscale.errors import ExitCode
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
@@ -53,6 +55,11 @@ def test_results_of_the_records_so_far_are_written_without_a_run(
         (["digits-larg-batch"], "digits-larg-batch", ["digits-large-batch"]),
         (["digits-nlcg", "--backend", "kpf"], "--backend", ["kpf", "here", "kfp"]),
         (["digits-nlcg", "--out", "/not/there"], "--out", ["/not/there"]),
+        (["digits-nlcg", "--dry-run", "--trials", "3"], "--trials", ["here", "katib"]),
+        (["digits-nlcg", "--dry-run", "-o", "s.yaml"], "--output", ["here", "kfp or --backend katib"]),
+        (["digits-nlcg", "--dry-run", "--namespace", "a"], "--namespace", ["here", "kfp"]),
+        (["digits-nlcg", "--backend", "kfp", "--algorithm", "tpe"], "--algorithm", ["katib"]),
+        (["digits-nlcg", "--backend", "katib", "--jobs", "2"], "--jobs", ["here"]),
         (["digits-nlcg", "--set", "train.epochs"], "--set train.epochs", ["section.key=value"]),
         (["digits-nlcg", "--dry-run", "--set", "train.epoch=1"], "", ["train.epoch", "train.epochs"]),
         (["digits-nlcg", "--backend", "kfp", "-o", "study.json"], "study.json", [".yaml"]),
@@ -62,6 +69,11 @@ def test_bad_input_is_refused(
     words: list[str], field: str, says: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_error(main(["study", *words]), capsys.readouterr().err, *says, field=field)
+
+
+def test_every_option_with_a_backend_is_one_of_the_command() -> None:
+    command = typer.main.get_command(study_command.app)
+    assert set(study_command.USED_WITH) <= {option.name for option in command.params}
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.fork_launcher import preload_module
 from podscale.launch.process_cleanup import launch_processes
+from podscale.launch.worker_main import preload_module
 from podscale.util import env
 from tests.support.polling import until
 from tests.support.ports import free_port

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podscale.pipelines.presets import published_presets
 from tests.support.preset_mutations import MUTATIONS
 from tests.support.preset_trajectories import (
     Trajectory,
     golden,
-    published_presets,
     schedule_rows,
     tiny,
     torch_world,

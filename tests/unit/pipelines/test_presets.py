@@ -18,7 +18,13 @@ from podscale.config.preflight import find_problems
 from podscale.data.step_positions import step_positions
 from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets
-from podscale.pipelines.presets import PRESET_DIRECTORY, preset_names, preset_summary, resolve_preset
+from podscale.pipelines.presets import (
+    PRESET_DIRECTORY,
+    preset_names,
+    preset_summary,
+    published_presets,
+    resolve_preset,
+)
 from podscale.training import schedules
 from tests.support.refusals import refused
 
@@ -98,7 +104,7 @@ def test_presets_do_not_differ_by_accident():
 
 
 OWN = ("digits", "digits-ensemble", "imagefolder", "imagenette", "tpu-v5e-16", "tpu-v6e-64")
-PUBLISHED = [name for name in preset_names() if name not in OWN]
+PUBLISHED = published_presets()
 
 # Written here a second time, from the sources that the heads of the presets name: global batch, ranks, optimizer,
 # learning rate, warm-up epochs, momentum, weight decay, epochs, images behind one batch-norm statistic.
@@ -185,6 +191,7 @@ CLAIMED: dict[str, tuple[float | None, float | None, float | None]] = {
 
 def test_every_published_run_is_checked_here():
     assert sorted(CITED) == sorted(CLAIMED) == PUBLISHED
+    assert sorted([*OWN, *PUBLISHED]) == preset_names()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -51,6 +51,19 @@ def test_the_annotation_of_the_pod_counts_before_the_run_directory(run: RunDirec
     assert read_job_start(run, 20.0, environ) is None, "the file is that of an earlier start of the container"
 
 
+def test_a_file_is_read_again_only_if_it_changed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scrape of the metrics of a restarted launch asks for it."""
+    reads: list[Path] = []
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: reads.append(path) or read_text(path, **options))
+    write_job_start(run, started(60.0))
+    assert [read_job_start(run, 20.0) for _ in range(3)] == [None] * 3
+    assert reads == [run.job_start]
+    write_job_start(run, started(20.0))
+    assert read_job_start(run, 20.0) is not None
+    assert len(reads) == 2
+
+
 def test_times_of_different_clocks_are_never_negative() -> None:
     start = JobStart(100.0, 99.0, 98.0, 98.0)
     assert (start.scheduling, start.pull) == (0.0, 0.0)

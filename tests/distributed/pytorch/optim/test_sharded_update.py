@@ -30,7 +30,8 @@ SHAMPOO: dict[str, Any] = {
     "nesterov": True,
     "shampoo": {"block": 16, "eps": 1e-3, "beta2": 0.9, "start_step": 3, "every_steps": 4},
 }
-SHAMPOO_STEPS, MIDDLE = 50, 25
+SHAMPOO_STEPS, MIDDLE = 24, 13
+"""The middle is between two updates of the roots."""
 LARS = {"name": "lars", "trust_coefficient": 0.02}
 LINEAR = SimpleNamespace(
     name="linear", parameters=[ParamSpec("weight", (1, 2), "weight"), ParamSpec("bias", (1,), "bias")]
