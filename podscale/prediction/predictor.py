@@ -1,0 +1,193 @@
+"""Predictions for images in order, one for each image, by this process or by several of this machine.
+
+    for prediction in predict("runs/digits", ["photos"]):
+        print(prediction.image, prediction.classes[0], prediction.probabilities[0])
+"""
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError
+from podscale.prediction.decoded_chunks import ChunkDecoder, DecodedChunk
+from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, iter_items, open_inputs
+from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
+from podscale.prediction.preparation import ImagePreparer
+from podscale.util.host_info import cpu_count, visible_gpus
+from podscale.util.locations import Location
+
+NOT_FINITE = "not_finite"
+"""Reason of an image for which the model's output is not a number."""
+CPU_BATCH = 32
+"""Images of a batch on the CPU; larger ones take more memory and no less time."""
+READING_THREADS = 16
+"""Least threads that read if images come from a URL, because they mostly wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Most probable classes of one image, best first, with their probabilities.
+
+    `label` is the true class, if the image is from a shard set. With a `failure`, there are no classes.
+    """
+
+    image: str
+    label: str | None = None
+    classes: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    failure: Failure | None = None
+
+
+PredictedItem = tuple[ImageItem, Prediction]
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of a prediction.
+
+    Args:
+        top: classes of each prediction, at most those of the model.
+        batch: images of a batch; None: 32 on the CPU, `evaluate.batch` on a GPU.
+        limit: predict the first images only; None: all.
+        processes: processes that share the images, each on a GPU of its own; None: one for each GPU, or one.
+        convert: convert images that the run's shard sets refuse, such as GIF, TIFF or 16 bits, as `data.policy=convert`.
+        calibrate: divide the logits by the temperature that the run's evaluation fitted.
+    """
+
+    top: int = 5
+    batch: int | None = None
+    limit: int | None = None
+    processes: int | None = None
+    convert: bool = False
+    calibrate: bool = True
+
+
+def predict(
+    model: str | Path,
+    images: Sequence[str],
+    options: PredictOptions = PredictOptions(),
+    lines: Iterable[str] = sys.stdin,
+) -> Iterator[Prediction]:
+    """Yield the prediction of every image, in order. Raises InputError before the first if a model or image is missing.
+
+    Args:
+        model: directory of a run or of a model.
+        images: files, folders, tars, shard sets and fsspec URLs; `-` for the list in `lines`.
+        lines: one path or URL of an image each.
+    """
+    return (prediction for _, prediction in Predictor.open(model, images, options, lines).predicted_items())
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One prediction: the model, the opened inputs and the options."""
+
+    model: PredictionModel
+    inputs: Sequence[ImageInput]
+    options: PredictOptions = field(default_factory=PredictOptions)
+
+    @classmethod
+    def open(
+        cls, model: str | Path, images: Sequence[str], options: PredictOptions, lines: Iterable[str] = sys.stdin
+    ) -> "Predictor":
+        """Open model and inputs; raises InputError if one of them is missing or an option is out of range."""
+        for name, value in (("top", options.top), ("batch", options.batch), ("processes", options.processes)):
+            if value is not None and value < 1:
+                raise InputError("must be at least 1", field=f"--{name}", got=value)
+        opened = open_model(model, calibrate=options.calibrate)
+        return cls(opened, open_inputs(images, opened.config, lines), options)
+
+    @property
+    def count(self) -> int:
+        """Number of images, 0 if it is not known before the end."""
+        counts = [one.count for one in self.inputs]
+        total = 0 if None in counts else sum(count or 0 for count in counts)
+        return total if self.options.limit is None else min(total, self.options.limit)
+
+    @property
+    def top(self) -> int:
+        """Classes of each prediction."""
+        return min(self.options.top, len(self.model.classes))
+
+    @property
+    def processes(self) -> int:
+        return self.options.processes or visible_gpus() or 1
+
+    @property
+    def batch(self) -> int:
+        return self.options.batch or (self.model.config.evaluate.batch if visible_gpus() else CPU_BATCH)
+
+    @property
+    def threads(self) -> int:
+        """Threads of one process that read and decode."""
+        share = max(1, cpu_count() // self.processes)
+        remote = any(Location.parse(one.location).is_remote for one in self.inputs)
+        return max(share, READING_THREADS) if remote else share
+
+    def predicted_items(self) -> Iterator[PredictedItem]:
+        """Yield every image with its prediction, in order."""
+        items = itertools.islice(iter_items(self.inputs), self.options.limit)
+        chunks = iter(lambda: list(itertools.islice(items, self.batch)), [])
+        if self.processes == 1:
+            results = self.predict_chunks(chunks)
+        else:
+            from podscale.prediction.processes import predict_on_processes
+
+            results = predict_on_processes(self, chunks)
+        return itertools.chain.from_iterable(results)
+
+    def predict_chunks(
+        self, chunks: Iterator[Sequence[ImageItem]], index: int = 0, threads: int | None = None
+    ) -> Iterator[list[PredictedItem]]:
+        """Yield the predictions of each chunk of items, in order, computed by this process on GPU `index` or the CPU."""
+        classifier = build_classifier(self.model, index, threads)
+        with closing(self.open_decoder()) as decoder:
+            for chunk in decoder.decode(chunks):
+                yield self._predict_chunk(classifier, chunk)
+
+    def open_decoder(self) -> ChunkDecoder:
+        return ChunkDecoder(
+            self.inputs, ImagePreparer(self.model.config, convert=self.options.convert), self.threads
+        )
+
+    def _predict_chunk(self, classifier: Classifier, chunk: DecodedChunk) -> list[PredictedItem]:
+        usable = chunk.usable
+        rows: dict[int, Prediction] = {}
+        if usable:
+            images = chunk.images if len(usable) == len(chunk.items) else chunk.images[usable]
+            log_probabilities = classifier.log_probabilities(images)
+            topk, probabilities = top_classes(log_probabilities, self.top, self.model.temperature or 1.0)
+            classes = self.model.classes
+            for slot, indices, values in zip(usable, topk.tolist(), probabilities.tolist(), strict=True):
+                item = chunk.items[slot]
+                if np.isfinite(values[0]):
+                    names = tuple(classes[index] for index in indices)
+                    rows[slot] = Prediction(item.name, item.label, names, tuple(values))
+                else:
+                    chunk.failures[slot] = Failure(NOT_FINITE, "the model's output is not a number")
+        for slot, failure in chunk.failures.items():
+            rows[slot] = Prediction(chunk.items[slot].name, chunk.items[slot].label, failure=failure)
+        return [(item, rows[slot]) for slot, item in enumerate(chunk.items)]
+
+
+def top_classes(
+    log_probabilities: npt.NDArray[np.float32], top: int, temperature: float
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the most probable classes [n, top], of equal ones the lower index first, and their probabilities.
+
+    Probabilities are softmax(logits / temperature); the order is that of evaluation, which a temperature keeps.
+
+    Args:
+        log_probabilities: float32 [n, classes], log-softmax of the logits.
+        temperature: positive; 1 is plain softmax.
+    """
+    topk = np.argsort(-log_probabilities, axis=1, kind="stable")[:, :top]
+    scaled = log_probabilities.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    return topk, np.take_along_axis(weights, topk, axis=1) / weights.sum(axis=1, keepdims=True)
