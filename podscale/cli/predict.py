@@ -50,7 +50,7 @@ def predict(
 ) -> int:
     """Predict the classes of any images, one row an image; exit code 1 if an image has no prediction."""
     from podscale.prediction import contact_sheet, writers
-    from podscale.prediction.predictor import Predictor, PredictOptions
+    from podscale.prediction.predictor import PredictOptions, Predictor
     from podscale.prediction.summary import PredictionSummary
 
     if out is not None:

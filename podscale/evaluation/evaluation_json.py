@@ -116,8 +116,8 @@ class CalibrationBins(SchemaBase):
     accuracy: list[float | None]
     temperature: float | None = Field(
         None,
-        description="Divisor of the logits that makes the mean cross-entropy least (Guo et al. 2017, section 4.2); null "
-        "if it is not known.",
+        description="Divisor of the logits that makes the mean cross-entropy least (Guo et al. 2017, section 4.2); "
+        "null if it is not known.",
     )
 
 

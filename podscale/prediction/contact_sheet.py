@@ -85,7 +85,7 @@ def _classes(summary: PredictionSummary) -> Markup | None:
 
 
 def _pictures(summary: PredictionSummary, decoder: ChunkDecoder) -> list[Markup]:
-    legend = "The square that the model sees, its most probable class and the probability, the next class, and the file."
+    legend = "The square that the model sees, its most probable class and the probability, the next class, the file."
     sections = []
     if summary.doubtful:
         sections.append(_picture_section("Least certain", legend, summary.doubtful, decoder))

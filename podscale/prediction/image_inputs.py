@@ -1,4 +1,4 @@
-"""Image inputs of a prediction: files, folders, tars, shard sets, URLs and lists, as a stream of images in a fixed order.
+"""Image inputs of a prediction: files, folders, tars, shard sets, URLs and lists, as a stream in a fixed order.
 
 Nothing is read twice and no list is kept, so a million images take no more memory than one. Folders are listed by name,
 each with its subfolders; tars and shard sets in their own order.
@@ -55,7 +55,7 @@ class ImageItem(NamedTuple):
 
 
 class EncodedImage(NamedTuple):
-    """Bytes of an image file; or a record of a shard set, uint8 [bytes], with its (height, width) as validated there."""
+    """Bytes of an image file; or a record of a shard set, uint8 [bytes], with its validated (height, width)."""
 
     data: "bytes | npt.NDArray[np.uint8]"
     shape: tuple[int, int] | None = None

@@ -1,7 +1,7 @@
 """Predictions for images in order, one for each image, by this process or by several of this machine.
 
-    for prediction in predict("runs/digits", ["photos"]):
-        print(prediction.image, prediction.classes[0], prediction.probabilities[0])
+for prediction in predict("runs/digits", ["photos"]):
+    print(prediction.image, prediction.classes[0], prediction.probabilities[0])
 """
 
 import itertools
@@ -34,13 +34,15 @@ READING_THREADS = 16
 class Prediction:
     """Most probable classes of one image, best first, with their probabilities.
 
-    `label` is the true class, if the image is from a shard set. With a `failure`, there are no classes.
+    `label` is the true class, if the image is from a shard set. `temperature` divided the logits; 1 is plain softmax.
+    With a `failure`, there are no classes.
     """
 
     image: str
     label: str | None = None
     classes: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
+    temperature: float = 1.0
     failure: Failure | None = None
 
 
@@ -56,7 +58,7 @@ class PredictOptions:
         batch: images of a batch; None: 32 on the CPU, `evaluate.batch` on a GPU.
         limit: predict the first images only; None: all.
         processes: processes that share the images, each on a GPU of its own; None: one for each GPU, or one.
-        convert: convert images that the run's shard sets refuse, such as GIF, TIFF or 16 bits, as `data.policy=convert`.
+        convert: convert images that the run's shard sets refuse, such as GIF or 16 bits, as `data.policy=convert`.
         calibrate: divide the logits by the temperature that the run's evaluation fitted.
     """
 
@@ -145,16 +147,14 @@ class Predictor:
     def predict_chunks(
         self, chunks: Iterator[Sequence[ImageItem]], index: int = 0, threads: int | None = None
     ) -> Iterator[list[PredictedItem]]:
-        """Yield the predictions of each chunk of items, in order, computed by this process on GPU `index` or the CPU."""
+        """Yield the predictions of each chunk of items, in order, computed here on GPU `index` or the CPU."""
         classifier = build_classifier(self.model, index, threads)
         with closing(self.open_decoder()) as decoder:
             for chunk in decoder.decode(chunks):
                 yield self._predict_chunk(classifier, chunk)
 
     def open_decoder(self) -> ChunkDecoder:
-        return ChunkDecoder(
-            self.inputs, ImagePreparer(self.model.config, convert=self.options.convert), self.threads
-        )
+        return ChunkDecoder(self.inputs, ImagePreparer(self.model.config, convert=self.options.convert), self.threads)
 
     def _predict_chunk(self, classifier: Classifier, chunk: DecodedChunk) -> list[PredictedItem]:
         usable = chunk.usable
@@ -162,13 +162,14 @@ class Predictor:
         if usable:
             images = chunk.images if len(usable) == len(chunk.items) else chunk.images[usable]
             log_probabilities = classifier.log_probabilities(images)
-            topk, probabilities = top_classes(log_probabilities, self.top, self.model.temperature or 1.0)
+            temperature = self.model.temperature or 1.0
+            topk, probabilities = top_classes(log_probabilities, self.top, temperature)
             classes = self.model.classes
             for slot, indices, values in zip(usable, topk.tolist(), probabilities.tolist(), strict=True):
                 item = chunk.items[slot]
                 if np.isfinite(values[0]):
                     names = tuple(classes[index] for index in indices)
-                    rows[slot] = Prediction(item.name, item.label, names, tuple(values))
+                    rows[slot] = Prediction(item.name, item.label, names, tuple(values), temperature)
                 else:
                     chunk.failures[slot] = Failure(NOT_FINITE, "the model's output is not a number")
         for slot, failure in chunk.failures.items():

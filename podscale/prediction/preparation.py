@@ -42,7 +42,9 @@ class ImagePreparer:
             name: file name, because a PNG named .jpg is converted if conversion is on.
         """
         try:
-            pixels = self._decode_file(name, image.data) if isinstance(image.data, bytes) else self._decode_record(image)
+            pixels = (
+                self._decode_file(name, image.data) if isinstance(image.data, bytes) else self._decode_record(image)
+            )
         except BadRecord as error:
             raise InvalidImage("corrupt", str(error)) from error
         height, width = pixels.shape[:2]

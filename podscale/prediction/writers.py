@@ -19,6 +19,9 @@ PARQUET_ROWS = 8192
 """Rows of a row group."""
 
 
+_LAST_COLUMNS = ("temperature", "reason", "detail")
+
+
 class Writer(Protocol):
     """Receiver of predictions in order."""
 
@@ -33,6 +36,7 @@ def row_of(prediction: Prediction) -> dict[str, Any]:
         "label": prediction.label,
         "classes": list(prediction.classes),
         "probabilities": [round(value, DIGITS) for value in prediction.probabilities],
+        "temperature": None if failure else round(prediction.temperature, DIGITS),
         "reason": failure.reason if failure else None,
         "detail": failure.detail if failure else None,
     }
@@ -47,18 +51,18 @@ class JsonLinesWriter:
 
 
 class CsvWriter:
-    """CSV with the columns image, label, class_1, probability_1, ..., reason, detail."""
+    """CSV with the columns image, label, class_1, probability_1, ..., temperature, reason, detail."""
 
     def __init__(self, stream: TextIO, top: int) -> None:
         self._top, self._writer = top, csv.writer(stream, lineterminator="\n")
         places = [f"{name}_{place}" for place in range(1, top + 1) for name in ("class", "probability")]
-        self._writer.writerow(["image", "label", *places, "reason", "detail"])
+        self._writer.writerow(["image", "label", *places, *_LAST_COLUMNS])
 
     def write(self, prediction: Prediction) -> None:
         row = row_of(prediction)
         pairs = [value for pair in zip(row["classes"], row["probabilities"], strict=True) for value in pair]
         empty = [""] * (2 * self._top - len(pairs))
-        self._writer.writerow([row["image"], row["label"], *pairs, *empty, row["reason"], row["detail"]])
+        self._writer.writerow([row["image"], row["label"], *pairs, *empty, *(row[name] for name in _LAST_COLUMNS)])
 
 
 class ParquetWriter:
@@ -70,7 +74,8 @@ class ParquetWriter:
 
         text, texts = pyarrow.string(), pyarrow.list_(pyarrow.string())
         columns = {"image": text, "label": text, "classes": texts, "probabilities": pyarrow.list_(pyarrow.float64())}
-        self._schema = pyarrow.schema({**columns, "reason": text, "detail": text})
+        columns |= {"temperature": pyarrow.float64(), "reason": text, "detail": text}
+        self._schema = pyarrow.schema(columns)
         self._table = pyarrow.Table
         self._writer = parquet.ParquetWriter(path, self._schema)
         self._rows: list[dict[str, Any]] = []
