@@ -58,7 +58,7 @@ class EncodedImage(NamedTuple):
     """Bytes of an image file; or a record of a shard set, uint8 [bytes], with its validated (height, width)."""
 
     data: "bytes | npt.NDArray[np.uint8]"
-    shape: tuple[int, int] | None = None
+    shape: tuple[int, int] = (0, 0)
 
 
 class TooLarge(Exception):

@@ -1,7 +1,7 @@
 """Preparation of one image for a model: the pixels that evaluation would give it, bit for bit.
 
-An image file is treated as `podscale shard` treats it by the `data` section of the model's run: the same limits, checks,
-conversion and resizing. Then it is decoded, resized and cropped as evaluation does it.
+An image file is treated as `podscale shard` treats it by the `data` section of the model's run: the same limits,
+checks, conversion and resizing. Then it is decoded, resized and cropped as evaluation does it.
 """
 
 import threading
@@ -42,21 +42,19 @@ class ImagePreparer:
             name: file name, because a PNG named .jpg is converted if conversion is on.
         """
         try:
-            pixels = (
-                self._decode_file(name, image.data) if isinstance(image.data, bytes) else self._decode_record(image)
-            )
+            if isinstance(image.data, bytes):
+                pixels = self._decode_file(name, image.data)
+            else:
+                pixels = self._decode_record(image.data, *image.shape)
         except BadRecord as error:
             raise InvalidImage("corrupt", str(error)) from error
         height, width = pixels.shape[:2]
         crops = evaluation_crops(np.array([width]), np.array([height]), size=self.size, fraction=self._fraction)
         return np.asarray(crop_and_resize(pixels, crops[0], self.size, self._interpolation))
 
-    def _decode_record(self, image: EncodedImage) -> Pixels:
+    def _decode_record(self, record: Pixels, height: int, width: int) -> Pixels:
         """Decode a record of a shard set, which was validated when it was packed."""
-        assert image.shape is not None
-        assert not isinstance(image.data, bytes)
-        height, width = image.shape
-        return decode_rows(image.data, height, width, height, self._buffer(height, width))
+        return decode_rows(record, height, width, height, self._buffer(height, width))
 
     def _decode_file(self, name: bytes, data: bytes) -> Pixels:
         """Decode an image file. The strict check would decode it once more, so an undamaged JPEG is decoded without."""

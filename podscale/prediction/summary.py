@@ -17,6 +17,8 @@ MAX_DOUBTFUL = 24
 """Pictures with the least probable first class, if there are more images than MAX_PICTURES."""
 MAX_FAILURES = 50
 """Failures that a page lists."""
+CONVERTIBLE = {"unusable_format", "unusable_depth"}
+"""Reasons of images that conversion makes usable, as a rule."""
 
 
 class ShownImage(NamedTuple):
@@ -98,6 +100,8 @@ class PredictionSummary:
         if self.failures:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.reasons.items()))
             lines.append(f"no prediction for {format_count(self.failures, 'image')}: {reasons}")
+        if self.reasons.keys() & CONVERTIBLE and not self.predictor.options.convert:
+            lines.append("--convert predicts images of other formats and depths too")
         return "\n".join(lines)
 
     def _choose(self, image: ShownImage) -> None:

@@ -188,5 +188,10 @@ def prediction_columns(batch: Batch, predictions: BatchPredictions) -> Predictio
 
 
 def tempered_columns(batch: Batch, logits: Tensor, labels: Tensor) -> PredictionColumns:
-    """Return the losses of one batch at other temperatures, by their name in `Predictions`, without padding."""
+    """Return `tempered_losses` of one batch by their name in `Predictions`, without padding.
+
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int64 [n].
+    """
     return {TEMPERED_LOSSES: tempered_losses(logits, labels).cpu().numpy()[batch.weights > 0]}
