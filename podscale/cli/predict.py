@@ -48,7 +48,7 @@ def predict(
         bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
     ] = False,
 ) -> int:
-    """Predict the classes of any images, one row an image; exit code 1 if an image has no prediction."""
+    """Predict the classes of any images by a trained model, one row an image."""
     from podscale.prediction import contact_sheet, writers
     from podscale.prediction.predictor import PredictOptions, Predictor
     from podscale.prediction.summary import PredictionSummary

@@ -74,14 +74,14 @@ def predict(
     model: str | Path,
     images: Sequence[str],
     options: PredictOptions = PredictOptions(),
-    lines: Iterable[str] = sys.stdin,
+    lines: Iterable[str] | None = None,
 ) -> Iterator[Prediction]:
     """Yield the prediction of every image, in order. Raises InputError before the first if a model or image is missing.
 
     Args:
         model: directory of a run or of a model.
         images: files, folders, tars, shard sets and fsspec URLs; `-` for the list in `lines`.
-        lines: one path or URL of an image each.
+        lines: one path or URL of an image each; None: standard input.
     """
     return (prediction for _, prediction in Predictor.open(model, images, options, lines).predicted_items())
 
@@ -96,14 +96,14 @@ class Predictor:
 
     @classmethod
     def open(
-        cls, model: str | Path, images: Sequence[str], options: PredictOptions, lines: Iterable[str] = sys.stdin
+        cls, model: str | Path, images: Sequence[str], options: PredictOptions, lines: Iterable[str] | None = None
     ) -> "Predictor":
         """Open model and inputs; raises InputError if one of them is missing or an option is out of range."""
         for name, value in (("top", options.top), ("batch", options.batch), ("processes", options.processes)):
             if value is not None and value < 1:
                 raise InputError("must be at least 1", field=f"--{name}", got=value)
         opened = open_model(model, calibrate=options.calibrate)
-        return cls(opened, open_inputs(images, opened.config, lines), options)
+        return cls(opened, open_inputs(images, opened.config, sys.stdin if lines is None else lines), options)
 
     @property
     def count(self) -> int:
@@ -137,7 +137,7 @@ class Predictor:
         items = itertools.islice(iter_items(self.inputs), self.options.limit)
         chunks = iter(lambda: list(itertools.islice(items, self.batch)), [])
         if self.processes == 1:
-            results = self.predict_chunks(chunks)
+            results = self.predict_chunks(build_classifier(self.model), chunks)
         else:
             from podscale.prediction.processes import predict_on_processes
 
@@ -145,10 +145,9 @@ class Predictor:
         return itertools.chain.from_iterable(results)
 
     def predict_chunks(
-        self, chunks: Iterator[Sequence[ImageItem]], index: int = 0, threads: int | None = None
+        self, classifier: Classifier, chunks: Iterator[Sequence[ImageItem]]
     ) -> Iterator[list[PredictedItem]]:
-        """Yield the predictions of each chunk of items, in order, computed here on GPU `index` or the CPU."""
-        classifier = build_classifier(self.model, index, threads)
+        """Yield the predictions of each chunk of items, in order, computed in this process."""
         with closing(self.open_decoder()) as decoder:
             for chunk in decoder.decode(chunks):
                 yield self._predict_chunk(classifier, chunk)

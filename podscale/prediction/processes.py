@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from podscale.errors import PodscaleError
 from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
 from podscale.prediction.image_inputs import ImageItem
+from podscale.prediction.model import build_classifier
 from podscale.prediction.predictor import PredictedItem, Predictor
 from podscale.util.host_info import cpu_count, visible_gpus
 from podscale.util.processes import exit_with_parent
@@ -101,7 +102,8 @@ def _run_worker(predictor: Predictor, connection: Connection, index: int, parent
     threads = max(1, cpu_count() // predictor.processes)
     try:
         gpu = index % max(1, visible_gpus())
-        for rows in predictor.predict_chunks(iter(connection.recv, None), gpu, threads):
+        classifier = build_classifier(predictor.model, gpu, threads)
+        for rows in predictor.predict_chunks(classifier, iter(connection.recv, None)):
             connection.send(rows)
     except PodscaleError as error:
         connection.send(error)

@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ CLASSES = ["ant", "bee", "cat", "dog", "eel", "fox"]
 
 def write_model_run(workspace: Path, document: str = DOCUMENT, classes: list[str] = CLASSES) -> RunConfig:
     """Write a run directory with a model of random weights whose classes differ clearly; return its document."""
-    config = loads(document, changes=[f"run.workspace={workspace}"])
+    config = loads(document, "test", [f"run.workspace={workspace}"])
     torch.manual_seed(config.run.seed)
     model = build_model(config.model, len(classes))
     arrays = {name: as_array(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
@@ -71,6 +72,7 @@ def animation(kind: str) -> bytes:
     return out.getvalue()
 
 
+@cache
 def odd_images() -> dict[str, tuple[bytes, str | None, str | None]]:
     """Return encoded images by file name, with the reason why they have no prediction, without and with conversion."""
     good, pixels = photograph(0), smooth_pixels(1, 30, 40)

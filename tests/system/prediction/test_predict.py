@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podscale.data.shard_set import ShardSet
-from podscale.evaluation.evaluation_json import read_evaluation
+from podscale.evaluation.evaluation_json import read_evaluation, write_evaluation
 from podscale.prediction.predictor import PredictOptions, predict
 from podscale.runs import RunDirectory
 from podscale.runs.predictions import read_predictions
@@ -44,8 +44,12 @@ def test_validation_images_are_predicted_as_evaluated(tmp_path: Path) -> None:
     order = [row_of_key[int(key)] for key in evaluated.keys]
     classes = np.array([[DIGITS.index(name) for name in rows[number].classes] for number in order])
     np.testing.assert_array_equal(classes[:, 0], evaluated.topk[:, 0])
-    assert {row.temperature for row in rows} == {evaluation.calibration.temperature}
+    assert evaluated.tempered_losses is not None
+    np.testing.assert_allclose(evaluated.tempered_losses[:, 12], evaluated.losses, rtol=1e-5)  # factor 1
 
+    calibration = evaluation.calibration.model_copy(update={"temperature": 2.5})  # random weights have no best one
+    write_evaluation(run.evaluation, evaluation.model_copy(update={"calibration": calibration}))
+    assert {row.temperature for row in predict(run.path, [str(shards / "validation")])} == {2.5}
     plain = list(predict(run.path, [str(shards / "validation")], PredictOptions(calibrate=False)))
     assert {row.temperature for row in plain} == {1.0}
     probabilities = np.array([plain[number].probabilities for number in order])

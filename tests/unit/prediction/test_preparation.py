@@ -1,4 +1,4 @@
-"""Prepared pixels: those of torchvision's transforms, of evaluation, and of `podscale shard` before it."""
+"""Prepared pixels: those of evaluation, and of `podscale shard` before it."""
 
 import io
 from pathlib import Path
@@ -22,21 +22,15 @@ def config_of(**sections: object) -> RunConfig:
     return RunConfig.model_validate({"input": {"image_size": 32, "interpolation": "bicubic"}, **sections})
 
 
-def test_pixels_are_those_of_torchvision() -> None:
-    from torchvision.transforms import v2  # takes seconds
-
-    transforms = v2.Compose([v2.Resize(37, v2.InterpolationMode.BICUBIC), v2.CenterCrop(32)])
-    prepare = ImagePreparer(config_of())
-    for seed, (height, width) in enumerate([(60, 80), (81, 55), (20, 21), (37, 37), (1, 1), (500, 9)]):
-        for kind in ("JPEG", "PNG"):
-            data = encode_image(smooth_pixels(seed, height, width), kind=kind)
-            expected = np.asarray(transforms(Image.open(io.BytesIO(data)).convert("RGB")))
-            np.testing.assert_array_equal(prepare(b"x", EncodedImage(data)), expected)
-
-
 def test_pixels_are_those_of_evaluation(make_shard_set: MakeShardSet) -> None:
-    """Records of a set and the files they were packed from give the pixels of the evaluation's loader."""
-    images = [photograph(seed, 30 + 9 * seed, 70) for seed in range(5)] + [odd_images()["cmyk.jpg"][0]]
+    """Records of a set and the files they were packed from give the pixels of the evaluation's loader.
+
+    tests/unit/data compares the loader with torchvision's transforms.
+    """
+    sizes = [(60, 80), (81, 55), (20, 21), (37, 37), (1, 1), (500, 9)]
+    pixels = [smooth_pixels(seed, *size) for seed, size in enumerate(sizes)]
+    images = [encode_image(image, kind=kind) for kind in ("JPEG", "PNG") for image in pixels]
+    images.append(odd_images()["cmyk.jpg"][0])
     samples = [Sample(image, 0) for image in images]
     split = ShardSet.open(make_shard_set({"train": samples, "validation": samples}, classes=["ant"])).split(
         "validation"
