@@ -27,6 +27,7 @@ from benchmarks.samples import write_archive
 from podscale.config import RunConfig
 from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.model import build_classifier
+from podscale.prediction.predict import predicted_items
 from podscale.prediction.predictor import PredictOptions, Predictor
 from podscale.prediction.summary import PredictionSummary
 from podscale.prediction.writers import JsonLinesWriter
@@ -147,7 +148,7 @@ def memory_table(folder: Path, rows: int) -> list[str]:
     summary, memory = PredictionSummary(predictor, pictures=True), list[float]()
     with Path(os.devnull).open("w") as sink:
         writer = JsonLinesWriter(sink)
-        for item, prediction in predictor.predicted_items():
+        for item, prediction in predicted_items(predictor):
             writer.write(prediction)
             summary.add(item, prediction)
             if summary.images % max(1, rows // CHECKS) == 0:

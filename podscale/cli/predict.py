@@ -70,6 +70,7 @@ def predict(
 def _write_rows(predictor: "Predictor", summary: "PredictionSummary", out: Path | None) -> None:
     """Write one row an image, and show the progress unless the rows go to the terminal."""
     from podscale.prediction import writers
+    from podscale.prediction.predict import predicted_items
 
     line = ProgressLine(sys.stderr)
     progress = ProgressReporter(
@@ -82,7 +83,7 @@ def _write_rows(predictor: "Predictor", summary: "PredictionSummary", out: Path 
             if out is None
             else stack.enter_context(writers.open_writer(out, predictor.top))
         )
-        for item, prediction in predictor.predicted_items():
+        for item, prediction in predicted_items(predictor):
             writer.write(prediction)
             summary.add(item, prediction)
             progress.add(1, rejects=int(prediction.failure is not None))

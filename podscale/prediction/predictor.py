@@ -1,10 +1,5 @@
-"""Predictions for images in order, one for each image, by this process or by several of this machine.
+"""Predictor: one model, its inputs and options, and the predictions of a chunk of images."""
 
-for prediction in predict("runs/digits", ["photos"]):
-    print(prediction.image, prediction.classes[0], prediction.probabilities[0])
-"""
-
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -16,8 +11,8 @@ import numpy.typing as npt
 
 from podscale.errors import InputError
 from podscale.prediction.decoded_chunks import ChunkDecoder, DecodedChunk
-from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, iter_items, open_inputs
-from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
+from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs
+from podscale.prediction.model import Classifier, PredictionModel, open_model
 from podscale.prediction.preparation import ImagePreparer
 from podscale.util.host_info import cpu_count, visible_gpus
 from podscale.util.locations import Location
@@ -70,22 +65,6 @@ class PredictOptions:
     calibrate: bool = True
 
 
-def predict(
-    model: str | Path,
-    images: Sequence[str],
-    options: PredictOptions = PredictOptions(),
-    lines: Iterable[str] | None = None,
-) -> Iterator[Prediction]:
-    """Yield the prediction of every image, in order. Raises InputError before the first if a model or image is missing.
-
-    Args:
-        model: directory of a run or of a model.
-        images: files, folders, tars, shard sets and fsspec URLs; `-` for the list in `lines`.
-        lines: one path or URL of an image each; None: standard input.
-    """
-    return (prediction for _, prediction in Predictor.open(model, images, options, lines).predicted_items())
-
-
 @dataclass(frozen=True)
 class Predictor:
     """One prediction: the model, the opened inputs and the options."""
@@ -131,18 +110,6 @@ class Predictor:
         share = max(1, cpu_count() // self.processes)
         remote = any(Location.parse(one.location).is_remote for one in self.inputs)
         return max(share, READING_THREADS) if remote else share
-
-    def predicted_items(self) -> Iterator[PredictedItem]:
-        """Yield every image with its prediction, in order."""
-        items = itertools.islice(iter_items(self.inputs), self.options.limit)
-        chunks = iter(lambda: list(itertools.islice(items, self.batch)), [])
-        if self.processes == 1:
-            results = self.predict_chunks(build_classifier(self.model), chunks)
-        else:
-            from podscale.prediction.processes import predict_on_processes
-
-            results = predict_on_processes(self, chunks)
-        return itertools.chain.from_iterable(results)
 
     def predict_chunks(
         self, classifier: Classifier, chunks: Iterator[Sequence[ImageItem]]

@@ -13,7 +13,8 @@ import pytest
 
 from podscale.data.shard_set import ShardSet
 from podscale.evaluation.evaluation_json import read_evaluation, write_evaluation
-from podscale.prediction.predictor import PredictOptions, predict
+from podscale.prediction.predict import predict
+from podscale.prediction.predictor import PredictOptions
 from podscale.runs import RunDirectory
 from podscale.runs.predictions import read_predictions
 from podscale.stages import local

@@ -10,7 +10,8 @@ import pytest
 
 from podscale.errors import InputError
 from podscale.prediction.model import open_model
-from podscale.prediction.predictor import NOT_FINITE, Prediction, PredictOptions, Predictor, predict, top_classes
+from podscale.prediction.predict import predict
+from podscale.prediction.predictor import NOT_FINITE, Prediction, PredictOptions, Predictor, top_classes
 from tests.support.prediction import CLASSES, odd_images, write_photographs
 
 
