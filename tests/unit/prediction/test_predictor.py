@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from podscale.errors import InputError
+from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
 from podscale.prediction.model import open_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import NOT_FINITE, Prediction, PredictOptions, Predictor, top_classes
@@ -136,3 +138,16 @@ def test_an_error_of_a_process_is_raised_here(model_run: Path, photos: Path, tmp
 
 def test_the_number_of_images_is_known_for_shard_sets_only(model_run: Path, photos: Path) -> None:
     assert Predictor.open(model_run, [str(photos)], PredictOptions()).count == 0
+
+
+def test_images_are_read_only_a_few_batches_ahead(model_run: Path, photos: Path) -> None:
+    read = []
+
+    def lines() -> Iterator[str]:
+        for number in range(100):
+            read.append(number)
+            yield f"{photos}/a/0000.jpg\n"
+
+    rows = predict(model_run, ["-"], PredictOptions(batch=2), lines=lines())
+    next(rows)
+    assert len(read) <= 2 * (CHUNKS_AHEAD + 1)
