@@ -18,6 +18,7 @@ from podscale.errors import InputError
 from podscale.runs.directory import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, resolve_model_directory
 
+MODEL_FORMAT = "podscale-model-1"
 WEIGHTS_FILE = "model.safetensors"
 OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
 """File of the weights other than the final model's, by `evaluate.weights`."""
@@ -161,6 +162,10 @@ def read_model(directory: Path) -> EvaluatedModel:
     path = directory / MODEL_JSON
     try:
         model = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
+        if (written := model.description.get("format", MODEL_FORMAT)) != MODEL_FORMAT:
+            raise InputError(
+                "of another version of Podscale", field=f"{path}: format", got=written, hint="Use that version."
+            )
         _ = model.model_section, model.name, model.description["classes"], model.description["training"]
     except FileNotFoundError as error:
         raise InputError(
@@ -169,6 +174,8 @@ def read_model(directory: Path) -> EvaluatedModel:
             hint="Train it first (`podscale collapse` trains the members of an ensemble), or name the directory of a "
             "run or of a model.",
         ) from error
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"not the description of a model ({str(error).splitlines()[0]})"
         raise InputError(problem, field=str(path)) from error

@@ -15,7 +15,13 @@ from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
 from podscale.runs.checkpoint.format import CheckpointEntry, Snapshot, complete_entries, read_snapshot
 from podscale.runs.ensemble_members import MODEL_JSON, resolve_run_directory
-from podscale.runs.model_files import OTHER_WEIGHTS_FILES, WEIGHTS_FILE, inference_options_of, preprocessing_of
+from podscale.runs.model_files import (
+    MODEL_FORMAT,
+    OTHER_WEIGHTS_FILES,
+    WEIGHTS_FILE,
+    inference_options_of,
+    preprocessing_of,
+)
 from podscale.training.run_progress import RunProgress
 from podscale.util.files import write_atomically, write_json
 
@@ -109,8 +115,6 @@ def _provenance(run: str, snapshot: Snapshot) -> dict[str, Any]:
     before = float(snapshot.meta.get("progress", {}).get("origin", {}).get("epochs", 0.0))
     return {"run": run, "step": snapshot.step, "epoch": epoch, "epochs": round(before + epoch, 6)}
 
-
-MODEL_FORMAT = "podscale-model-1"
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

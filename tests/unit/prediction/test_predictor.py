@@ -128,6 +128,21 @@ def test_missing_models_and_wrong_options_are_refused(model_run: Path, photos: P
         assert refusal.value.field == f"--{name}"
 
 
+@pytest.mark.parametrize(
+    ("change", "field"), [({"format": "podscale-model-9"}, "model.json: format"), ({"classes": None}, "model.json")]
+)
+def test_a_model_of_another_version_is_refused(
+    change: dict[str, object], field: str, model_run: Path, photos: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model_run / "model", tmp_path / "copy")
+    path = tmp_path / "copy" / "model.json"
+    description = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({name: value for name, value in description.items() if value is not None}))
+    with pytest.raises(InputError) as refusal:
+        predict(tmp_path / "copy", [str(photos)])
+    assert refusal.value.field == str(tmp_path / "copy" / field)
+
+
 def test_an_error_of_a_process_is_raised_here(model_run: Path, photos: Path, tmp_path: Path) -> None:
     shutil.copytree(model_run / "model", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
