@@ -160,7 +160,8 @@ def tempered_losses(logits: Tensor, labels: Tensor) -> Tensor:
         labels: int64 [n].
     """
     log_probabilities = F.log_softmax(logits.float(), dim=1)
-    columns = [F.cross_entropy(factor * log_probabilities, labels, reduction="none") for factor in INVERSE_TEMPERATURES]
+    factors: list[float] = INVERSE_TEMPERATURES.tolist()
+    columns = [F.cross_entropy(factor * log_probabilities, labels, reduction="none") for factor in factors]
     return torch.stack(columns, dim=1)
 
 
