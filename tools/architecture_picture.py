@@ -35,6 +35,7 @@ PURPOSES = {
     "jax": ("JAX engine", "The JAX engine, for TPUs; the same module names where the part is the same"),
     "evaluation": ("scores", "Scores from predictions; evaluation.json"),
     "report": ("report.html", "report.html, model card, charts"),
+    "prediction": ("podscale predict", "Predictions of a trained model for any images"),
     "launch": ("one pod's workers", "One pod: supervisor, workers, restarts"),
     "kubernetes": ("jobs of a cluster", "Jobs: render, submit, watch, stop, diagnose"),
     "stages": ("a function a stage", "One function for each stage, in this pod or as a job"),

@@ -27,7 +27,7 @@ completion of commands, presets and option names to the shell.
 """
 
 TOPICS = {
-    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "study"),
+    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "predict", "study"),
     "Look before and while it runs": ("config", "presets", "watch", "monitor", "doctor"),
     "Jobs on a cluster": ("submit", "status", "logs", "stop", "list", "render"),
     "Kubeflow Pipelines": ("compile", "pipeline upload", "pipeline run", "pipeline schedule"),
@@ -60,6 +60,12 @@ podscale evaluate runs/a runs/b --shard-set datasets/FINGERPRINT
 
 Two models or more are evaluated together. `--shard-set` takes an fsspec URL too (`http://`, `gs://`, `s3://`), which is
 read through the node-local cache of `input.cache_dir`.""",
+    "predict": """```
+podscale predict runs/digits photos more.tar --out rows.csv --html sheet.html
+find photos -name '*.jpg' | podscale predict runs/digits - --top 1
+```
+
+Exits with 1 if an image has no prediction; its row has the reason. See [predictions](../how-to/predict.md).""",
     "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90

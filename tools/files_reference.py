@@ -14,8 +14,8 @@ from podscale.evaluation.evaluation_json import Evaluation
 from podscale.runs.checkpoint.array_file import WrittenFile
 from podscale.runs.checkpoint.format import SCHEMA_VERSION, CheckpointManifest, RunIdentity
 from podscale.runs.directory import RunDirectory, RunFile
-from podscale.runs.predictions import PREDICTION_COLUMNS, PREDICTIONS_FORMAT
-from podscale.training.model_weights import MODEL_FORMAT
+from podscale.runs.model_files import MODEL_FORMAT
+from podscale.runs.predictions import PREDICTION_COLUMNS, PREDICTIONS_FORMAT, TEMPERED_LOSSES
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "files.md"
 
@@ -136,6 +136,7 @@ MODEL = f"""## model.json
 | `classes` | Class names in index order. |
 | `preprocessing` | `color`, `image_size` in pixels, `crop_fraction`, `interpolation`, \
 `per_image_standardization`, `mean` and `std` per channel. |
+| `inference` | Other options of the document that predictions depend on, by section. |
 | `training` | Epochs, batch, steps (`updates`), skipped steps, last evaluation, origin of the initial weights, \
 `weights` (`trained` or `ema`). |
 
@@ -165,6 +166,7 @@ def render() -> str:
         "| column | dtype | content |",
         "|---|---|---|",
         *(f"| `{name}` | {np.dtype(dtype)} | {PREDICTION_TEXTS[name]} |" for name, dtype in PREDICTION_COLUMNS.items()),
+        f"| `{TEMPERED_LOSSES}` | float32 | {PREDICTION_TEXTS[TEMPERED_LOSSES]} |",
         "",
         "## evaluation.json\n",
         "Its JSON schema is `podscale/evaluation/evaluation.schema.json`.\n",
@@ -256,6 +258,8 @@ PREDICTION_TEXTS = {
     "topk": "[n, k]: the k most probable classes, best first; k is 5, or the number of classes if that is less.",
     "confidences": "[n, k]: their softmax probabilities.",
     "losses": "[n]: cross-entropy of the true class in nats, without label smoothing.",
+    "tempered_losses": "[n, 25]: the same with the logits times 2^(i/4 - 3), i = 0 to 24; PyTorch engine only, not of "
+    "several models.",
 }
 INDEX_TEXTS = {
     "key": "Names the sample and keys its augmentation.",

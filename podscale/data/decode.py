@@ -92,14 +92,20 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
         record: uint8 [bytes], the encoded image.
         buffer: uint8 [n], memory that the pixels may use.
     """
+    pixels = decode_sound_jpeg(record, buffer)
+    return _decode_by_pil(record.data) if pixels is None else pixels
+
+
+def decode_sound_jpeg(record: Pixels, buffer: Pixels | None = None) -> Pixels | None:
+    """Return the pixels of a JPEG without any damage; None for other images, which `decode` gives to PIL."""
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
         try:
             if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
-            pass  # damaged, or libjpeg warned: PIL decides
-    return _decode_by_pil(data)
+            pass  # damaged, or libjpeg warned
+    return None
 
 
 def decode_rows(record: Pixels, height: int, width: int, rows: int, buffer: Pixels | None = None) -> Pixels:

@@ -114,6 +114,11 @@ class CalibrationBins(SchemaBase):
     count: list[int]
     confidence: list[float | None]
     accuracy: list[float | None]
+    temperature: float | None = Field(
+        None,
+        description="Divisor of the logits that makes the mean cross-entropy least (Guo et al. 2017, section 4.2); "
+        "null if it is not known.",
+    )
 
 
 class Evaluation(SchemaBase, populate_by_name=True):
@@ -215,6 +220,7 @@ def build_evaluation(
             count=scores.calibration.count.tolist(),
             confidence=list(map(_finite_or_none, scores.calibration.confidence)),
             accuracy=list(map(_finite_or_none, scores.calibration.accuracy)),
+            temperature=scores.calibration.temperature,
         ),
         ensemble=ensemble,
     )

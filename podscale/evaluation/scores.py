@@ -1,13 +1,13 @@
 """Scores from predictions: accuracy, loss, per-class scores, confusion and calibration, all in float64."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.runs.predictions import Predictions
+from podscale.runs.predictions import INVERSE_TEMPERATURES, Predictions
 
 CALIBRATION_BINS = 15
 CALIBRATION_SOURCE = "Guo et al. 2017, On Calibration of Modern Neural Networks, equations 3 and 5"
@@ -75,12 +75,14 @@ class Calibration:
         confidence: Mean confidence of each bin, float64 [M]; NaN if it is empty.
         accuracy: Accuracy of each bin, float64 [M]; NaN if it is empty.
         ece: Expected calibration error, sum over bins of count / n * |accuracy - confidence| (equations 3 and 5).
+        temperature: Divisor of the logits with the least mean cross-entropy (section 4.2); None if it is not known.
     """
 
     count: npt.NDArray[np.int64]
     confidence: npt.NDArray[np.float64]
     accuracy: npt.NDArray[np.float64]
     ece: float
+    temperature: float | None = None
 
     @property
     def edges(self) -> npt.NDArray[np.float64]:
@@ -126,6 +128,7 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
     n = len(predictions)
     labels = predictions.labels.astype(np.int64)
     predicted = predictions.topk[:, 0].astype(np.int64)
+    calibration = _compute_calibration(predictions.confidences[:, 0].astype(np.float64), predicted == labels)
     is_correct = predicted == labels
     k = min(5, classes)
     per_class = PerClassScores(
@@ -144,8 +147,30 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
         balanced_accuracy=float(np.nanmean(per_class.accuracy)),
         per_class=per_class,
         confusion=_count_confusion(labels, predicted, classes),
-        calibration=_compute_calibration(predictions.confidences[:, 0].astype(np.float64), is_correct),
+        calibration=replace(calibration, temperature=fit_temperature(predictions.tempered_losses)),
     )
+
+
+def fit_temperature(tempered_losses: npt.NDArray[np.float32] | None) -> float | None:
+    """Return the temperature of the least mean loss; None if it is outside of the stored ones or nothing is stored.
+
+    The mean is convex in the factor of the logits, so the least stored one is beside the minimum, which is that of the
+    parabola through it and its neighbours, over the logarithm of the factor.
+
+    Args:
+        tempered_losses: float32 [n, 25], losses of n samples at INVERSE_TEMPERATURES; None if there are none.
+    """
+    if tempered_losses is None:
+        return None
+    means = tempered_losses.mean(axis=0, dtype=np.float64)
+    least = int(np.argmin(means))
+    if not np.isfinite(means).all() or least in (0, len(means) - 1):
+        return None
+    left, middle, right = means[least - 1 : least + 2]
+    curvature = left - 2 * middle + right
+    offset = (left - right) / (2 * curvature) if curvature > 0 else 0.0
+    step = math.log(INVERSE_TEMPERATURES[1] / INVERSE_TEMPERATURES[0])
+    return math.exp(-offset * step) / float(INVERSE_TEMPERATURES[least])
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:

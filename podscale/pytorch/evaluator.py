@@ -20,7 +20,7 @@ from podscale.distributed.waits import EVALUATION, waiting_for
 from podscale.pytorch.device_prefetcher import DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
-from podscale.runs.predictions import Predictions
+from podscale.runs.predictions import INVERSE_TEMPERATURES, TEMPERED_LOSSES, Predictions
 from podscale.training.run_progress import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
 from podscale.training.step_timer import PhaseTimer
 from podscale.util import progress_reports
@@ -98,8 +98,9 @@ class Evaluator:
         """Return the predictions of the whole split on rank 0, None on other ranks."""
         return self.gather(
             [
-                prediction_columns(batch.host_batch, predictions)
-                for batch, predictions in self._batch_predictions(model, phase)
+                prediction_columns(batch.host_batch, batch_predictions(logits, batch.labels))
+                | tempered_columns(batch.host_batch, logits, batch.labels)
+                for batch, logits in self.logits(model, phase)
             ]
         )
 
@@ -123,15 +124,17 @@ class Evaluator:
             reporter = progress_reports.ProgressReporter("evaluate", self._report, self.count)
             for step, batch in enumerate(self.prefetcher(self.loader.batches(0, self._steps), phase), start=1):
                 with self.precision.autocast():
-                    logits = self._logits(model, self._normalise(batch.images))
+                    logits = mean_logits(model, self._normalise(batch.images), flip=self._flip)
                 yield batch, logits
                 self._count_images(int(np.count_nonzero(batch.host_batch.weights)))
                 reporter.set(min(self.count, step * self._batch * self._world.size), 0, 0)
             reporter.close()
 
-    def _logits(self, model: nn.Module, images: Tensor) -> Tensor:
-        logits: Tensor = model(images)
-        return (logits + model(images.flip(3))) / 2 if self._flip else logits
+
+def mean_logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
+    """Return the logits of normalised images; with `flip`, the mean with those of the mirrored images."""
+    logits: Tensor = model(images)
+    return (logits + model(images.flip(3))) / 2 if flip else logits
 
 
 def batch_predictions(logits: Tensor, labels: Tensor) -> BatchPredictions:
@@ -147,6 +150,19 @@ def batch_predictions(logits: Tensor, labels: Tensor) -> BatchPredictions:
     best = min(TOP_K, logits.shape[1])
     losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
     return BatchPredictions(topk[:, :best], confidences[:, :best].exp(), losses)
+
+
+def tempered_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses [n, 25] with the logits times each of INVERSE_TEMPERATURES.
+
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int64 [n].
+    """
+    log_probabilities = F.log_softmax(logits.float(), dim=1)
+    factors: list[float] = INVERSE_TEMPERATURES.tolist()
+    columns = [F.cross_entropy(factor * log_probabilities, labels, reduction="none") for factor in factors]
+    return torch.stack(columns, dim=1)
 
 
 @contextmanager
@@ -170,3 +186,13 @@ def prediction_columns(batch: Batch, predictions: BatchPredictions) -> Predictio
         "confidences": predictions.confidences.cpu().numpy()[is_sample],
         "losses": predictions.losses.cpu().numpy()[is_sample],
     }
+
+
+def tempered_columns(batch: Batch, logits: Tensor, labels: Tensor) -> PredictionColumns:
+    """Return `tempered_losses` of one batch by their name in `Predictions`, without padding.
+
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int64 [n].
+    """
+    return {TEMPERED_LOSSES: tempered_losses(logits, labels).cpu().numpy()[batch.weights > 0]}

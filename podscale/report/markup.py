@@ -133,6 +133,12 @@ def chart_figure(title: str, width: float, height: float, *drawing: Any, caption
     )
 
 
+def headline_tile(name: str, value: str, note: str) -> Markup:
+    """Return a large number with its name above and a note below."""
+    parts = (("name", name), ("value", value), ("sub", note))
+    return tag("div", [tag("span", part, class_=style) for style, part in parts], class_="tile")
+
+
 def note(text: str) -> Markup:
     return tag("p", text, class_="note")
 

@@ -13,10 +13,12 @@ from typing import Any
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from podscale.config import ModelSection, RunConfig
+from podscale.config import ModelSection, RunConfig, load
 from podscale.errors import InputError
+from podscale.runs.directory import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, resolve_model_directory
 
+MODEL_FORMAT = "podscale-model-1"
 WEIGHTS_FILE = "model.safetensors"
 OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
 """File of the weights other than the final model's, by `evaluate.weights`."""
@@ -89,6 +91,51 @@ def preprocessing_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
+INPUT_OPTIONS = ("image_size", "interpolation", "per_image_standardization", "mean", "std")
+"""Options of the input section in a model's preprocessing."""
+
+INFERENCE_OPTIONS = {
+    "data": ("policy", "resize_short", "quality", "max_pixels", "max_bytes"),
+    "evaluate": ("flip",),
+    "train": ("precision", "channels_last", "stem_compute"),
+}
+"""Options that predictions depend on besides the preprocessing, by section."""
+
+
+def inference_options_of(config: RunConfig) -> dict[str, Any]:
+    """Return the options that model.json records for predictions, by section."""
+    return {
+        section: {name: getattr(getattr(config, section), name) for name in names}
+        for section, names in INFERENCE_OPTIONS.items()
+    }
+
+
+def run_of(model_directory: Path) -> RunDirectory | None:
+    """Return the run directory that a model is in; None for a model directory elsewhere."""
+    run = RunDirectory(model_directory.resolve().parent)
+    return run if model_directory.resolve() == run.model and run.config.exists() else None
+
+
+def run_document_of(model: EvaluatedModel) -> RunConfig:
+    """Return the document of the model's run; outside of a run directory, a document with the options in model.json."""
+    run = run_of(model.directory)
+    if run is not None:
+        return load(run.config)
+    preprocessing, inference = model.description["preprocessing"], model.description.get("inference", {})
+    values = {
+        **inference,
+        "input": {name: preprocessing[name] for name in INPUT_OPTIONS if name in preprocessing},
+        "model": model.description["architecture"],
+        "evaluate": {"crop_fraction": preprocessing["crop_fraction"], **inference.get("evaluate", {})},
+    }
+    return RunConfig.model_validate(values)
+
+
+def find_model_directory(path: Path) -> Path:
+    """Return `path` if it is the directory of a model, else `path`/model if it is that of a run."""
+    return path if (path / MODEL_JSON).exists() or not (path / "model").is_dir() else path / "model"
+
+
 def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> EvaluatedModels:
     """Read the models that a document evaluates together; `classes` are those of the shard set, in index order.
 
@@ -115,6 +162,10 @@ def read_model(directory: Path) -> EvaluatedModel:
     path = directory / MODEL_JSON
     try:
         model = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
+        if (written := model.description.get("format", MODEL_FORMAT)) != MODEL_FORMAT:
+            raise InputError(
+                "of another version of Podscale", field=f"{path}: format", got=written, hint="Use that version."
+            )
         _ = model.model_section, model.name, model.description["classes"], model.description["training"]
     except FileNotFoundError as error:
         raise InputError(
@@ -123,6 +174,8 @@ def read_model(directory: Path) -> EvaluatedModel:
             hint="Train it first (`podscale collapse` trains the members of an ensemble), or name the directory of a "
             "run or of a model.",
         ) from error
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"not the description of a model ({str(error).splitlines()[0]})"
         raise InputError(problem, field=str(path)) from error

@@ -28,6 +28,11 @@ PREDICTION_COLUMNS = {
     "losses": np.float32,
 }
 
+TEMPERED_LOSSES = "tempered_losses"
+"""Column that not every engine and version writes."""
+INVERSE_TEMPERATURES = 2.0 ** (np.arange(-12, 13) / 4)
+"""Factors of the logits at which the cross-entropy is stored, float64 [25]: temperatures from 8 to 1/8."""
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -39,6 +44,7 @@ class Predictions:
         topk: int32 [n, k], the k most probable classes, best first; k >= min(5, number of classes).
         confidences: float32 [n, k], their softmax probabilities.
         losses: float32 [n], cross-entropy of the true class in nats, without label smoothing.
+        tempered_losses: float32 [n, 25], the same with the logits times each of INVERSE_TEMPERATURES; None if unknown.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -46,6 +52,7 @@ class Predictions:
     topk: npt.NDArray[np.int32]
     confidences: npt.NDArray[np.float32]
     losses: npt.NDArray[np.float32]
+    tempered_losses: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -58,12 +65,19 @@ class Predictions:
     def sorted_by_key(self) -> "Predictions":
         """Return the rows in key order, as in the file."""
         order = np.argsort(self.keys, kind="stable")
-        return Predictions(**{name: getattr(self, name)[order] for name in PREDICTION_COLUMNS})
+        return Predictions(**{name: column[order] for name, column in self.columns().items()})
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the known columns by name, in the types of the file."""
+        columns = {name: np.asarray(getattr(self, name)).astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
+        if self.tempered_losses is not None:
+            columns[TEMPERED_LOSSES] = np.asarray(self.tempered_losses).astype(np.float32)
+        return columns
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
     """Write `predictions` atomically, sorted by key; raises ValueError if a sample occurs twice, such as padding."""
-    columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
+    columns = predictions.columns()
     _check_columns(columns)
     order = np.argsort(columns["keys"], kind="stable")
     keys = columns["keys"][order]
@@ -80,7 +94,8 @@ def read_predictions(path: Path) -> Predictions:
     try:
         columns = load(path.read_bytes())
         predictions = Predictions(
-            **{name: columns[name].astype(dtype, copy=False) for name, dtype in PREDICTION_COLUMNS.items()}
+            **{name: columns[name].astype(dtype, copy=False) for name, dtype in PREDICTION_COLUMNS.items()},
+            tempered_losses=columns.get(TEMPERED_LOSSES),
         )
         _check_columns(columns)
     except FileNotFoundError as error:
@@ -95,8 +110,9 @@ def _check_columns(columns: dict[str, npt.NDArray[np.generic]]) -> None:
     shapes = {name: column.shape for name, column in columns.items()}
     rows = len(columns["keys"])
     width = columns["topk"].shape[1:]
+    tempered = shapes.pop(TEMPERED_LOSSES, (rows, len(INVERSE_TEMPERATURES)))
     expected = {name: (rows, *width) if name in ("topk", "confidences") else (rows,) for name in PREDICTION_COLUMNS}
-    if len(width) != 1 or shapes != expected:
+    if len(width) != 1 or shapes != expected or tempered != (rows, len(INVERSE_TEMPERATURES)):
         raise ValueError(f"columns do not fit together: {shapes}")
 
 

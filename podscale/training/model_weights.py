@@ -15,7 +15,13 @@ from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
 from podscale.runs.checkpoint.format import CheckpointEntry, Snapshot, complete_entries, read_snapshot
 from podscale.runs.ensemble_members import MODEL_JSON, resolve_run_directory
-from podscale.runs.model_files import OTHER_WEIGHTS_FILES, WEIGHTS_FILE, preprocessing_of
+from podscale.runs.model_files import (
+    MODEL_FORMAT,
+    OTHER_WEIGHTS_FILES,
+    WEIGHTS_FILE,
+    inference_options_of,
+    preprocessing_of,
+)
 from podscale.training.run_progress import RunProgress
 from podscale.util.files import write_atomically, write_json
 
@@ -110,8 +116,6 @@ def _provenance(run: str, snapshot: Snapshot) -> dict[str, Any]:
     return {"run": run, "step": snapshot.step, "epoch": epoch, "epochs": round(before + epoch, 6)}
 
 
-MODEL_FORMAT = "podscale-model-1"
-
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -146,6 +150,7 @@ def describe_model(trained: TrainedModel) -> dict[str, Any]:
         "parameters": models.model_spec(config.model, len(trained.classes)).num_parameters,
         "classes": trained.classes,
         "preprocessing": preprocessing_of(config),
+        "inference": inference_options_of(config),
         "training": {
             "epochs": config.train.epochs,
             "global_batch": config.train.global_batch,

@@ -29,7 +29,7 @@ class Storage(Protocol):
     location: str
 
     def files(self) -> Iterator[StorageFile]:
-        """Yield the files below the root except hidden ones, or b"" if the root is a file."""
+        """Yield the files below the root except hidden ones, folder by folder by name; b"" if the root is a file."""
         ...
 
     def top_level_names(self) -> list[bytes]:
@@ -98,7 +98,7 @@ class LocalStorage:
                     .refusal("symbolic link to a directory above itself", "Remove the link.")
                 )
             with os.scandir(here) as entries:
-                for entry in entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith(b"."):
                         continue
                     path = relative + b"/" + entry.name if relative else entry.name

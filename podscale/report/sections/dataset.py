@@ -69,11 +69,23 @@ def dataset_section(data: ReportData) -> Markup | None:
 def picture_tag(split: Split, sample: int, alt: str) -> Markup:
     """Return a sample of the split as an <img>, or a box with a note if it cannot be decoded."""
     try:
-        mime, content, small = thumbnail(split.read(sample).tobytes())
+        return image_tag(split.read(sample).tobytes(), alt)
+    except (OSError, ValueError) as error:
+        return _note_tag(error)
+
+
+def image_tag(encoded: bytes, alt: str) -> Markup:
+    """Return a thumbnail of an encoded image as an <img>, or a box with a note if it cannot be decoded."""
+    try:
+        mime, content, small = thumbnail(encoded)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        return tag("span", f"cannot be shown: {error}", class_="noimage")
+        return _note_tag(error)
     source = f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
     return void_tag("img", src=source, alt=alt, class_="pixels" if small else None)
+
+
+def _note_tag(error: Exception) -> Markup:
+    return tag("span", f"cannot be shown: {error}", class_="noimage")
 
 
 def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:

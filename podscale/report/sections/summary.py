@@ -7,7 +7,7 @@ from typing import Any
 from podscale.config.batch_phases import format_batches
 from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
 from podscale.report import markup
-from podscale.report.markup import Markup, fact_table, note, section_tag, table, table_row, tag
+from podscale.report.markup import Markup, fact_table, headline_tile, note, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
 from podscale.util.formatting import format_count
 
@@ -31,18 +31,18 @@ def headline(data: ReportData) -> Markup:
     rate = data.history.images_per_second() if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
-        _headline_tile(
+        headline_tile(
             "top-1",
             markup.format_percent(scores.top1 if scores else None, 2),
             f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated",
         ),
-        _headline_tile(
+        headline_tile(
             f"top-{scores.top5_k}" if scores else "top-5",
             markup.format_percent(scores.top5 if scores else None, 2),
             f"of {markup.format_integer(scores.samples)} held-out images" if scores else "not evaluated",
         ),
-        _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "not logged"),
-        _headline_tile(
+        headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "not logged"),
+        headline_tile(
             "training", markup.format_seconds(seconds), _launches(data) if seconds is not None else "not logged"
         ),
     ]
@@ -92,11 +92,6 @@ def claim(data: ReportData) -> Markup | None:
     head = table_row("", "claimed", "achieved", "difference", cell="th")
     conditions = note(f"Claimed on {where}.{here}") if where else None
     return section_tag("Claim and result", table(head, rows, class_=None), conditions)
-
-
-def _headline_tile(name: str, value: str, note: str) -> Markup:
-    parts = (("name", name), ("value", value), ("sub", note))
-    return tag("div", [tag("span", part, class_=style) for style, part in parts], class_="tile")
 
 
 def _launches(data: ReportData) -> str:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.errors import InputError
-from podscale.evaluation.scores import compute_scores, most_confident_mistakes, wilson_interval
-from podscale.runs.predictions import Predictions
+from podscale.evaluation.scores import compute_scores, fit_temperature, most_confident_mistakes, wilson_interval
+from podscale.runs.predictions import INVERSE_TEMPERATURES, PREDICTION_COLUMNS, Predictions
 from tests.support.refusals import refused
 
 
@@ -141,7 +141,7 @@ def test_worst_pairs_against_a_counter() -> None:
 def test_a_class_without_samples_has_no_accuracy() -> None:
     _, labels, predictions = random_case(200, 4, seed=2)
     keep = np.flatnonzero(labels != 2)
-    few = Predictions(**{name: getattr(predictions, name)[keep] for name in predictions.__dataclass_fields__})
+    few = Predictions(**{name: getattr(predictions, name)[keep] for name in PREDICTION_COLUMNS})
     scores = compute_scores(few, 4)
     assert math.isnan(scores.per_class.accuracy[2])
     assert scores.per_class.support[2] == 0
@@ -190,4 +190,30 @@ def test_too_few_kept_classes_are_refused() -> None:
 def test_no_predictions_are_refused() -> None:
     _, _, p = random_case(5, 10, seed=4)
     with pytest.raises(InputError, match="empty"):
-        compute_scores(Predictions(*(getattr(p, name)[:0] for name in p.__dataclass_fields__)), 10)
+        compute_scores(Predictions(*(getattr(p, name)[:0] for name in PREDICTION_COLUMNS)), 10)
+
+
+def test_the_temperature_has_the_least_loss() -> None:
+    """Oracle: float64 cross-entropy of the full logits, minimised over a fine grid."""
+    generator = np.random.default_rng(5)
+    for scale in (0.4, 1.0, 3.0):
+        logits = generator.normal(0, 2, (400, 7))
+        uniform = generator.random(400)[:, None]
+        probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        labels = (probabilities.cumsum(1) < uniform).sum(1)  # drawn from softmax(logits): the temperature is near scale
+
+        def losses(factor: float, scaled: np.ndarray = logits * scale, labels: np.ndarray = labels) -> np.ndarray:
+            z = scaled * factor
+            return np.log(np.exp(z).sum(1)) - z[np.arange(400), labels]
+
+        stored = np.stack([losses(factor) for factor in INVERSE_TEMPERATURES], axis=1).astype(np.float32)
+        fine = np.exp(np.linspace(np.log(1 / 8), np.log(8), 1501))
+        best = fine[np.argmin([losses(1 / temperature).mean() for temperature in fine])]
+        assert fit_temperature(stored) == pytest.approx(best, rel=0.01)
+
+
+@pytest.mark.parametrize("slope", [-1.0, 1.0, np.nan])
+def test_without_a_least_loss_there_is_no_temperature(slope: float) -> None:
+    stored = np.tile(slope * np.arange(len(INVERSE_TEMPERATURES), dtype=np.float32), (3, 1))
+    assert fit_temperature(stored) is None
+    assert fit_temperature(None) is None

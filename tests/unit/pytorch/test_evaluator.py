@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from podscale.pytorch.evaluator import batch_predictions, eval_mode
+from podscale.pytorch.evaluator import batch_predictions, eval_mode, tempered_losses
+from podscale.runs.predictions import INVERSE_TEMPERATURES
 
 
 def test_predictions_are_ordered_and_equal_ones_by_class() -> None:
@@ -18,6 +19,16 @@ def test_predictions_are_ordered_and_equal_ones_by_class() -> None:
 
 def test_fewer_than_five_classes_have_fewer_predictions() -> None:
     assert batch_predictions(torch.randn(2, 3), torch.tensor([0, 1])).topk.shape == (2, 3)
+
+
+def test_losses_at_other_temperatures_are_cross_entropies() -> None:
+    torch.manual_seed(0)
+    logits, labels = 5 * torch.randn(4, 7), torch.tensor([0, 6, 3, 3])
+    losses = tempered_losses(logits, labels)
+    for column, factor in enumerate(INVERSE_TEMPERATURES):
+        z = factor * logits.double().numpy()
+        expected = np.log(np.exp(z).sum(1)) - z[np.arange(4), labels.numpy()]
+        np.testing.assert_allclose(losses[:, column].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:

@@ -1,11 +1,12 @@
 """Predictions file: round trip in key order, and no partial files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from podscale.runs.predictions import Predictions, read_predictions, write_predictions
+from podscale.runs.predictions import INVERSE_TEMPERATURES, Predictions, read_predictions, write_predictions
 from tests.support.refusals import refused
 
 
@@ -39,6 +40,18 @@ def test_bytes_do_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:
     write_predictions(tmp_path / "a", predictions)
     write_predictions(tmp_path / "b", predictions.sorted_by_key())
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_losses_at_other_temperatures_are_kept_if_there_are_any(tmp_path: Path) -> None:
+    """Another engine or an older version writes none."""
+    p = some_predictions()
+    tempered = np.arange(len(p) * len(INVERSE_TEMPERATURES), dtype=np.float32).reshape(len(p), -1)
+    write_predictions(tmp_path / "p", replace(p, tempered_losses=tempered))
+    np.testing.assert_array_equal(read_predictions(tmp_path / "p").tempered_losses, tempered[np.argsort(p.keys)])
+    write_predictions(tmp_path / "p", p)
+    assert read_predictions(tmp_path / "p").tempered_losses is None
+    with pytest.raises(ValueError):
+        write_predictions(tmp_path / "q", replace(p, tempered_losses=tempered[:, 1:]))
 
 
 def test_wider_dtypes_are_narrowed(tmp_path: Path) -> None:

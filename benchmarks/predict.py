@@ -1,0 +1,191 @@
+"""`podscale predict`: images per CPU-second beside a plain PyTorch loop, and memory over the rows of a large tar.
+
+    python -m benchmarks.predict imagenet-500.tar
+
+The plain loop decodes with PIL, applies torchvision's transforms, and runs the same ResNet-18 in the same batches. Both
+are measured in turn in each round, with one thread for an operation of the model. CPU time is user + system of all
+threads of the process (getrusage). Weights are random: they do not change the time.
+"""
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from benchmarks.conditions import head
+from benchmarks.harness import Options, write_results
+from benchmarks.measure import cpu_seconds, median_ratio, rate
+from benchmarks.samples import write_archive
+from podscale.config import RunConfig
+from podscale.prediction.image_inputs import ImageItem, iter_items
+from podscale.prediction.model import build_classifier
+from podscale.prediction.predict import predicted_items
+from podscale.prediction.predictor import PredictOptions, Predictor
+from podscale.prediction.summary import PredictionSummary
+from podscale.prediction.writers import JsonLinesWriter
+from podscale.pytorch.models import build_model
+from podscale.pytorch.train_state import as_array
+from podscale.training.model_weights import TrainedModel, export_model
+from podscale.training.run_progress import RunProgress
+
+Pipeline = Callable[[], int]
+"""Reads, and in part predicts, all images of a measurement; returns their number."""
+PACKAGES = ("torch", "torchvision", "pillow", "simplejpeg", "numpy")
+BATCH = 32
+CLASSES = 1000
+SMALL_MODEL = {"input": {"image_size": 16}, "model": {"name": "resnet18", "stem": "small", "width": 4}}
+"""Run document of the model for the measurement of memory."""
+CHECKS = 10
+"""Times at which memory is read."""
+
+
+def write_model(folder: Path, config: RunConfig) -> Path:
+    """Write the directory of a model of random weights."""
+    torch.manual_seed(0)
+    model = build_model(config.model, CLASSES)
+    arrays = {name: as_array(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    names = [f"class {number}" for number in range(CLASSES)]
+    export_model(arrays, TrainedModel(config, names, RunProgress(step=1)), folder)
+    return folder
+
+
+class PlainLoop:
+    """The loop that one writes without Podscale: PIL, torchvision's transforms, the model, softmax, top 5."""
+
+    def __init__(self, config: RunConfig, archive: Path, images: int) -> None:
+        self._model = build_model(config.model, CLASSES).eval()
+        size, mean, std = config.eval_image_size, list(config.input.mean), list(config.input.std)
+        short = round(size / config.evaluate.crop_fraction)
+        to_float = v2.ToDtype(torch.float32, scale=True)
+        self._transforms = v2.Compose(
+            [v2.Resize(short), v2.CenterCrop(size), v2.ToImage(), to_float, v2.Normalize(mean, std)]
+        )
+        self._archive, self._images = archive, images
+
+    def read(self) -> int:
+        return sum(len(batch) for batch in self._batches())
+
+    def predict(self) -> int:
+        count = 0
+        with torch.inference_mode():
+            for batch in self._batches():
+                self._model(batch).softmax(1).topk(5)
+                count += len(batch)
+        return count
+
+    def _batches(self) -> Iterator[torch.Tensor]:
+        with tarfile.open(self._archive) as archive:
+            files = (archive.extractfile(member) for member in archive if member.isfile())
+            contents = (file.read() for file in islice(files, self._images) if file is not None)
+            tensors = (self._transforms(Image.open(io.BytesIO(content)).convert("RGB")) for content in contents)
+            while batch := list(islice(tensors, BATCH)):
+                yield torch.stack(batch)
+
+
+class PodscalePredict:
+    """`podscale predict` in this process."""
+
+    def __init__(self, model: Path, archive: Path, images: int) -> None:
+        self._predictor = Predictor.open(model, [str(archive)], PredictOptions(batch=BATCH, limit=images))
+        self._classifier = build_classifier(self._predictor.model)
+
+    def read(self) -> int:
+        decoder = self._predictor.open_decoder()
+        count = sum(len(chunk.items) for chunk in decoder.decode(self._chunks()))
+        decoder.close()
+        return count
+
+    def predict(self) -> int:
+        return sum(len(rows) for rows in self._predictor.predict_chunks(self._classifier, self._chunks()))
+
+    def _chunks(self) -> Iterator[list[ImageItem]]:
+        items = islice(iter_items(self._predictor.inputs), self._predictor.options.limit)
+        return iter(lambda: list(islice(items, BATCH)), [])
+
+
+def compare(pipelines: dict[str, Pipeline], rounds: int) -> dict[str, list[float]]:
+    """Return images per CPU-second of each pipeline in each round, after a warm-up round; they take turns."""
+    rates: dict[str, list[float]] = {name: [] for name in pipelines}
+    for number in range(rounds + 1):
+        for name, pipeline in pipelines.items():
+            started = cpu_seconds()
+            count = pipeline()
+            if number:
+                rates[name].append(rate(count, cpu_seconds() - started))
+    return rates
+
+
+def throughput_table(archive: Path, folder: Path, images: int, rounds: int, size: int) -> list[str]:
+    """Return the table of both pipelines, with and without the model."""
+    config = RunConfig.model_validate({"model": {"name": "resnet18"}, "input": {"image_size": size}})
+    plain = PlainLoop(config, archive, images)
+    ours = PodscalePredict(write_model(folder / "model", config), archive, images)
+    lines = [f"{images} images, {size} px, batches of {BATCH}, {rounds} rounds:", ""]
+    lines += ["| work | podscale predict | plain loop | median of the ratios |", "|---|---:|---:|---:|"]
+    for work, pipelines in {
+        "read, decode, resize, crop": {"ours": ours.read, "plain": plain.read},
+        "the same and ResNet-18": {"ours": ours.predict, "plain": plain.predict},
+    }.items():
+        rates = compare(pipelines, rounds)
+        ratio = median_ratio(rates["ours"], rates["plain"])
+        lines.append(f"| {work} | {median(rates['ours']):.1f} | {median(rates['plain']):.1f} | {ratio:.2f} |")
+    return [*lines, "", "Figures are images per CPU-second, medians over the rounds.", ""]
+
+
+def memory_table(folder: Path, rows: int) -> list[str]:
+    """Return the resident memory of a prediction of a tar with `rows` small images, with its page's pictures."""
+    archive = write_archive(folder / "many.tar", images=rows, side=24)
+    config = RunConfig.model_validate(SMALL_MODEL)
+    predictor = Predictor.open(write_model(folder / "small-model", config), [str(archive)], PredictOptions())
+    summary, memory = PredictionSummary(predictor, pictures=True), list[float]()
+    with Path(os.devnull).open("w") as sink:
+        writer = JsonLinesWriter(sink)
+        for item, prediction in predicted_items(predictor):
+            writer.write(prediction)
+            summary.add(item, prediction)
+            if summary.images % max(1, rows // CHECKS) == 0:
+                memory.append(resident_megabytes())
+    step = max(1, rows // CHECKS)
+    lines = [f"A tar of {rows:,} JPEGs of 32x24 pixels, {archive.stat().st_size / 1e6:.0f} MB, and a small model:", ""]
+    lines += ["| rows written | resident memory, MB |", "|---:|---:|"]
+    lines += [f"| {step * number:,} | {megabytes:.1f} |" for number, megabytes in enumerate(memory, start=1)]
+    growth = (memory[-1] - memory[0]) * 1e6 / max(1, rows - step)
+    return [*lines, "", f"Growth after the first {step:,} rows: {growth:.1f} bytes a row.", ""]
+
+
+def resident_megabytes() -> float:
+    """Return the resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def main() -> None:
+    parser = Options(__doc__)
+    parser.add_argument("archive", nargs="?", metavar="TAR", help="tar of photographs")
+    parser.add_size("--images", full=256, small=8, type=int, help="images of a measurement")
+    parser.add_size("--rounds", full=5, small=1, type=int)
+    parser.add_size("--size", full=224, small=32, type=int, help="side of the model's images")
+    parser.add_size("--rows", full=100_000, small=200, type=int, help="rows of the measurement of memory")
+    options = parser.read()
+    if options.archive is None and not options.small:
+        parser.error("TAR: missing. Give a tar of photographs.")
+    torch.set_num_threads(1)
+    lines = head("Predictions: images per CPU-second, and memory", PACKAGES)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        archive = Path(options.archive or write_archive(folder / "samples.tar", images=12))
+        lines += throughput_table(archive, folder, options.images, options.rounds, options.size)
+        lines += memory_table(folder, options.rows)
+    write_results(options.results, "predict.md", lines)
+
+
+if __name__ == "__main__":
+    main()

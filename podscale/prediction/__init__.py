@@ -1,0 +1,1 @@
+"""Predictions of a trained model for any images."""

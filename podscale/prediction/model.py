@@ -1,0 +1,78 @@
+"""Model of a prediction: its files, its run document, its classes, and the temperature of its probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.evaluation.ensemble_scores import file_sha256
+from podscale.evaluation.evaluation_json import read_evaluation
+from podscale.runs.model_files import EvaluatedModel, find_model_directory, read_model, run_document_of, run_of
+from podscale.util.formatting import printable
+
+
+class Classifier(Protocol):
+    """Function from prepared images to log-probabilities; an exported file can be another implementation."""
+
+    def log_probabilities(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Return float32 [n, classes] for `images`, uint8 [n, size, size, 3]."""
+        ...
+
+
+@dataclass(frozen=True)
+class PredictionModel:
+    """Model of a run or model directory.
+
+    `config` is the document of its run, or what model.json has of it. `temperature` divides the logits before softmax;
+    None if the run was not evaluated, or by a version that did not fit it: the probabilities are then plain softmax.
+    """
+
+    files: EvaluatedModel
+    config: RunConfig
+    temperature: float | None
+
+    @cached_property
+    def classes(self) -> Sequence[str]:
+        """Class names in index order, fit for any output."""
+        return [printable(name) for name in self.files.description["classes"]]
+
+
+def open_model(path: str | Path, *, calibrate: bool = True) -> PredictionModel:
+    """Open the model of a run or model directory. Raises InputError if there is none.
+
+    Args:
+        calibrate: use the temperature that the run's evaluation fitted, if there is one.
+    """
+    directory = find_model_directory(Path(path))
+    files = read_model(directory)
+    return PredictionModel(files, run_document_of(files), _fitted_temperature(files) if calibrate else None)
+
+
+def build_classifier(model: PredictionModel, index: int = 0, threads: int | None = None) -> Classifier:
+    """Load the model on GPU `index`, or on the CPU with `threads` threads (default: PyTorch's choice)."""
+    if find_spec("torch") is None:
+        hint = "Run `pip install 'podscale[torch]'`"
+        raise InputError("predictions need PyTorch, which is not installed", field="predict", hint=hint)
+    from podscale.pytorch import classifier
+
+    if threads is not None:
+        classifier.use_threads(threads)
+    return classifier.TorchClassifier(model.files, model.config, index)
+
+
+def _fitted_temperature(files: EvaluatedModel) -> float | None:
+    """Return the temperature in the run's evaluation.json, if it is the evaluation of these very weights."""
+    run = run_of(files.directory)
+    if run is None or not run.evaluation.exists():
+        return None
+    evaluation = read_evaluation(run.evaluation)
+    if evaluation.identity.model_sha256 != file_sha256(files.weights):
+        return None
+    return evaluation.calibration.temperature

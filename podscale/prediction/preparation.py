@@ -1,0 +1,79 @@
+"""Preparation of one image for a model: the pixels that evaluation would give it, bit for bit.
+
+An image file is treated as `podscale shard` treats it by the `data` section of the model's run: the same limits,
+checks, conversion and resizing. Then it is decoded, resized and cropped as evaluation does it.
+"""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from podscale.config import RunConfig
+from podscale.data.crop import evaluation_crops
+from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode, decode_rows, decode_sound_jpeg
+from podscale.data.sharding.validate_image import ImageRules, InvalidImage, decode_strictly, prepare_image
+from podscale.prediction.image_inputs import EncodedImage
+
+
+class ImagePreparer:
+    """Preparation by a run document; `convert` also converts images that shard sets of the run refuse.
+
+    Safe from several threads; each has a buffer of its own.
+    """
+
+    def __init__(self, config: RunConfig, *, convert: bool = False) -> None:
+        rules = ImageRules.from_section(config.data)
+        self._rules = replace(rules, convert=rules.convert or convert)
+        self._rewrites = self._rules.convert or self._rules.resize_short is not None
+        self.size, self._fraction = config.eval_image_size, config.evaluate.crop_fraction
+        self._interpolation = config.input.interpolation
+        self._thread_local = threading.local()
+
+    @property
+    def max_bytes(self) -> int:
+        """Largest image file that is read."""
+        return self._rules.max_bytes
+
+    def __call__(self, name: bytes, image: EncodedImage) -> Pixels:
+        """Return the pixels of an image, uint8 [size, size, 3]. Raises InvalidImage if it is unusable.
+
+        Args:
+            name: file name, because a PNG named .jpg is converted if conversion is on.
+        """
+        try:
+            if isinstance(image.data, bytes):
+                pixels = self._decode_file(name, image.data)
+            else:
+                pixels = self._decode_record(image.data, *image.shape)
+        except BadRecord as error:
+            raise InvalidImage("corrupt", str(error)) from error
+        height, width = pixels.shape[:2]
+        crops = evaluation_crops(np.array([width]), np.array([height]), size=self.size, fraction=self._fraction)
+        return np.asarray(crop_and_resize(pixels, crops[0], self.size, self._interpolation))
+
+    def _decode_record(self, record: Pixels, height: int, width: int) -> Pixels:
+        """Decode a record of a shard set, which was validated when it was packed."""
+        return decode_rows(record, height, width, height, self._buffer(height, width))
+
+    def _decode_file(self, name: bytes, data: bytes) -> Pixels:
+        """Decode an image file. The strict check would decode it once more, so an undamaged JPEG is decoded without."""
+        data, header = prepare_image(name, data, replace(self._rules, decode=self._rewrites))
+        record = np.frombuffer(data, dtype=np.uint8)
+        buffer = self._buffer(header.height, header.width)
+        pixels = decode_sound_jpeg(record, buffer)
+        if pixels is None:
+            if not self._rewrites:
+                decode_strictly(data, header)
+            pixels = decode(record, buffer)
+        if pixels.shape[:2] != (header.height, header.width):
+            raise InvalidImage("corrupt", f"{pixels.shape[1]}x{pixels.shape[0]} pixels, the header has another size")
+        return pixels
+
+    def _buffer(self, height: int, width: int) -> Pixels:
+        """Return the thread's buffer for an image of this size in pixels."""
+        size = 3 * height * width
+        buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)
+        return buffer

@@ -1,0 +1,118 @@
+"""Summary of a prediction: counts, accuracy on labelled images, and the few images that its page shows."""
+
+import heapq
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from podscale.prediction.image_inputs import ImageItem
+from podscale.prediction.predictor import Prediction, Predictor
+from podscale.util.formatting import format_count
+
+MAX_PICTURES = 120
+"""Pictures of a page; of more images, a random sample."""
+MAX_DOUBTFUL = 24
+"""Pictures with the least probable first class, if there are more images than MAX_PICTURES."""
+MAX_FAILURES = 50
+"""Failures that a page lists."""
+CONVERTIBLE = {"unusable_format", "unusable_depth"}
+"""Reasons of images that conversion makes usable, as a rule."""
+
+
+class ShownImage(NamedTuple):
+    """Image on the page, by its number in the list, from 0."""
+
+    number: int
+    item: ImageItem
+    prediction: Prediction
+
+
+@dataclass
+class PredictionSummary:
+    """Counts of a prediction so far; with `pictures`, also the images for a page, in bounded memory."""
+
+    predictor: Predictor
+    pictures: bool = False
+    images: int = 0
+    labelled: int = 0
+    correct: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    classes: Counter[str] = field(default_factory=Counter)
+    failed: list[Prediction] = field(default_factory=list)
+    sample: list[ShownImage] = field(default_factory=list)
+    _doubtful: list[tuple[float, int, ShownImage]] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def add(self, item: ImageItem, prediction: Prediction) -> None:
+        """Count a prediction."""
+        number, self.images = self.images, self.images + 1
+        if prediction.failure is not None:
+            self.reasons[prediction.failure.reason] += 1
+            if len(self.failed) < MAX_FAILURES:
+                self.failed.append(prediction)
+            return
+        self.classes[prediction.classes[0]] += 1
+        if prediction.label is not None:
+            self.labelled += 1
+            self.correct += prediction.label == prediction.classes[0]
+        if self.pictures:
+            self._choose(ShownImage(number, item, prediction))
+
+    @property
+    def failures(self) -> int:
+        return self.reasons.total()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the prediction began."""
+        return time.monotonic() - self._started
+
+    @property
+    def accuracy(self) -> float | None:
+        """Top-1 as a fraction of the labelled images that have a prediction; None without labels."""
+        return self.correct / self.labelled if self.labelled else None
+
+    @property
+    def doubtful(self) -> list[ShownImage]:
+        """Images with the least probable first class, least first; empty if the sample has all images."""
+        if self.images - self.failures <= MAX_PICTURES:
+            return []
+        return [image for _, _, image in sorted(self._doubtful, reverse=True)]
+
+    @property
+    def calibration(self) -> str:
+        """Kind of the probabilities, for users."""
+        temperature = self.predictor.model.temperature
+        if temperature is not None:
+            return f"calibrated by temperature {temperature:.3f}, fitted on the validation split"
+        return "plain softmax, not calibrated"
+
+    def to_text(self) -> str:
+        """Return the summary in one or more lines for the terminal."""
+        seconds = self.seconds
+        lines = [f"{format_count(self.images, 'image')} in {seconds:.1f} s, {self.images / seconds:,.0f} images/s"]
+        lines.append(f"probabilities: {self.calibration}")
+        if self.accuracy is not None:
+            lines.append(f"top-1 {self.accuracy:.2%} of {format_count(self.labelled, 'labelled image')}")
+        if self.failures:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.reasons.items()))
+            lines.append(f"no prediction for {format_count(self.failures, 'image')}: {reasons}")
+        if self.reasons.keys() & CONVERTIBLE and not self.predictor.options.convert:
+            lines.append("--convert predicts images of other formats and depths too")
+        return "\n".join(lines)
+
+    def _choose(self, image: ShownImage) -> None:
+        """Keep a uniform sample (Vitter 1985, algorithm R) and the most doubtful images."""
+        seen = self.images - self.failures
+        if seen <= MAX_PICTURES:
+            self.sample.append(image)
+        elif (place := self._random.randrange(seen)) < MAX_PICTURES:
+            self.sample[place] = image
+        entry = (-image.prediction.probabilities[0], -image.number, image)
+        if len(self._doubtful) < MAX_DOUBTFUL:
+            heapq.heappush(self._doubtful, entry)
+        else:
+            heapq.heappushpop(self._doubtful, entry)
