@@ -75,7 +75,11 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
             "compiles its program for one size of training images",
             "[] or phases without image_size",
         ),
-        "model.name": (config.model.name.startswith("inception"), "has residual networks and AlexNet", "resnet50"),
+        "model.name": (
+            config.model.name.startswith("inception") or config.model.is_external,
+            "has the catalogue's residual networks and AlexNet",
+            "resnet50",
+        ),
         "train.all_reduce.algorithm": (
             reduce.algorithm not in ("flat", "torus2d"),
             "has flat (XLA's own) and torus2d",
@@ -117,6 +121,9 @@ MIN_IMAGE_SIZE_AUXILIARY = 299
 def check_model(config: RunDocument) -> None:
     """Raise if the network does not have an option, or the images are too small for it."""
     model = config.model
+    if model.is_external:
+        _check_external_options(config)
+        return
     trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)
     if not model.is_residual:
@@ -143,6 +150,22 @@ def check_model(config: RunDocument) -> None:
             got=trained,
             hint="Raise input.image_size, or set model.inception.auxiliary=0.",
         )
+
+
+def _check_external_options(config: RunDocument) -> None:
+    """Raise if an option needs one of Podscale's own networks."""
+    model, train = config.model, config.train
+    for key, info in type(model).model_fields.items():
+        if key not in ("name", "options", "batch_norm") and getattr(model, key) != info.default:
+            problem = f"only the catalogue's networks have it, and {model.name} is none"
+            hint = "Leave it out, and give arguments of the model in model.options."
+            raise conflict_error(f"model.{key}", problem, hint=hint)
+    if train.stem_compute != "plain":
+        problem = f"only the catalogue's networks have another first layer, and {model.name} is none"
+        raise conflict_error("train.stem_compute", problem, got=train.stem_compute, hint="Set it to plain.")
+    if train.precision == "bf16-pure":
+        problem = f"needs a network of the catalogue, whose layers take bf16 and fp32 side by side, not {model.name}"
+        raise conflict_error("train.precision", problem, got=train.precision, hint="Set it to bf16.")
 
 
 def _check_residual_options(config: RunDocument) -> None:

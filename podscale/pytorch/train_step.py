@@ -98,21 +98,29 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> 
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
 
+OWN_NETWORKS = (ResNet, AlexNet, Inception)
 _DROPOUT_KEY_DOMAIN = 0x64726F70  # "drop"
 
 
 class DropoutRng:
-    """Seeding of a rank's generator for dropout, before each step. Does nothing for a model without dropout."""
+    """Seeding of a rank's generators for dropout, before each step. Does nothing for our networks without dropout.
 
-    def __init__(self, model: nn.Module, seed: int, world: World) -> None:
-        self._has_dropout = any(getattr(module, "dropout", 0.0) for module in model.modules())
+    A model from elsewhere may draw at any place, also from the CPU's generator on a GPU.
+    """
+
+    def __init__(self, model: nn.Module, seed: int, world: World, *, is_external: bool = False) -> None:
+        self._has_dropout = is_external or any(getattr(module, "dropout", 0.0) for module in model.modules())
         self._seed, self._rank = seed, world.rank
-        self._generator = torch.cuda.default_generators[world.device.index] if world.on_gpu else torch.default_generator
+        self._generators = [torch.cuda.default_generators[world.device.index]] if world.on_gpu else []
+        if is_external or not world.on_gpu:
+            self._generators.append(torch.default_generator)
 
     def start_step(self, step: int) -> None:
-        """Seed the generator for step `step`, from 0. Never call it while a CUDA graph is being recorded."""
+        """Seed the generators for step `step`, from 0. Never call it while a CUDA graph is being recorded."""
         if self._has_dropout:
-            self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))
+            seed = int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1)
+            for generator in self._generators:
+                generator.manual_seed(seed)
 
 
 ForwardFunction = Callable[[Tensor], Outputs]
@@ -133,12 +141,13 @@ def build_forward(
     Args:
         prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
         mode: "off", or the `mode` of torch.compile.
-        ranks: world size; one graph for the whole network if it is 1, else one per region.
+        ranks: world size; one graph for the whole network if it is 1, else one per region. A model from elsewhere has
+            no regions.
     """
     if mode == "off":
         return lambda images: cast(Outputs, module(prepare(images)))
     eager_regions: Sequence[Region] = [module]
-    if ranks > 1 and isinstance(module, ResNet | AlexNet | Inception):
+    if ranks > 1 and isinstance(module, OWN_NETWORKS):
         eager_regions = module.regions()
     first, *rest = eager_regions
     dtype = next(module.parameters()).dtype  # the hook that casts the network's input does not run for a region

@@ -213,7 +213,7 @@ def build_train_step(
         optimizer,
         weights,
         torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
-        dropout_rng=DropoutRng(model, config.run.seed, world),
+        dropout_rng=DropoutRng(model, config.run.seed, world, is_external=config.model.is_external),
         batch_norm_momenta=BatchNormMomenta(model, momenta) if len(momenta) > 1 else None,
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
@@ -265,5 +265,4 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
     set_stem_compute(model, config.train.stem_compute)
-    assert isinstance(model, torch.nn.Module)
-    return model.train()
+    return model.train()  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from podscale.util import env, host_info
 
 
 def software_problems(document: RunConfig) -> Iterator[InputError]:
-    yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems()
+    yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems(document)
     if document.input.loader == "dali" and (find_spec("nvidia") is None or find_spec("nvidia.dali") is None):
         advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
         hint = f"{advice}, or set input.loader=torchvision."
@@ -19,12 +19,16 @@ def software_problems(document: RunConfig) -> Iterator[InputError]:
     yield from _tracker_problems(document)
 
 
-def _pytorch_problems() -> Iterator[InputError]:
+def _pytorch_problems(document: RunConfig) -> Iterator[InputError]:
     advice = _install_hint("Run `pip install 'podscale[torch]'`", "podscale-base or podscale-gpu")
     for module in ("torch", "torchvision"):
         if find_spec(module) is None:
             problem = f"the PyTorch engine needs {module}, which is not installed"
             yield InputError(problem, field="train.engine", hint=advice)
+    if document.model.name.startswith("timm:") and not _is_installed("timm"):
+        images = "an image of your own, built on it, that adds timm"
+        advice = _install_hint("Run `pip install 'podscale[timm]'`", images)
+        yield InputError("timm is not installed", field="model.name", got=document.model.name, hint=f"{advice}.")
 
 
 def _jax_problems(document: RunConfig) -> Iterator[InputError]:

@@ -213,7 +213,8 @@ class RunningStatistics:
     def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
         self._weight = weight
         pairs = [(layer, name) for layer in _batch_norm_layers(model) for name in ("running_mean", "running_var")]
-        self.flat = torch.cat([getattr(layer, name) for layer, name in pairs])
+        device = next(model.parameters()).device
+        self.flat = torch.cat([torch.empty(0, device=device), *(getattr(layer, name) for layer, name in pairs)])
         views = self.flat.split([getattr(layer, name).numel() for layer, name in pairs])
         for (layer, name), view in zip(pairs, views, strict=True):
             setattr(layer, name, view)
