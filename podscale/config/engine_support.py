@@ -69,6 +69,14 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.is_enabled, "does not mix images", "{mixup: 0, cutmix: 0}"),
+        "train.start_from.weights": (
+            train.start_from.weights is not None,
+            "starts from runs of Podscale",
+            "null, and train.start_from.run",
+        ),
+        "train.freeze": (bool(train.freeze), "trains all parameters", "[]"),
+        "train.learning_rate_scale": (bool(train.learning_rate_scale), "has one learning rate", "{}"),
+        "train.layer_decay": (train.layer_decay is not None, "has one learning rate", "null"),
         "model.stochastic_depth": (config.model.stochastic_depth > 0, "leaves out no blocks", "0"),
         "train.phases": (
             len(set(config.training_sizes)) > 1,

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale.config import RunConfig, dumps, fingerprint, load, loads
-from podscale.config.ensemble import EnsembleSection, StartSection
+from podscale.config.ensemble import EnsembleSection
 from podscale.config.run import ClaimSection
+from podscale.config.start import StartSection
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON

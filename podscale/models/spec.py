@@ -132,6 +132,11 @@ class ModelSpec(ABC):
     parameters: tuple[ParamSpec, ...]
     buffers: tuple[BufferSpec, ...]
 
+    @property
+    def constants(self) -> frozenset[str]:
+        """Names of arrays that the network builds itself, which published weights may hold too."""
+        return frozenset()
+
     @cached_property
     def array_shapes(self) -> dict[str, Shape]:
         """Shapes of all parameters, then of all buffers, by name."""

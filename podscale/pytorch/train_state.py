@@ -22,7 +22,7 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.runs.model_files import read_weights
-from podscale.training.model_weights import InitialWeights
+from podscale.training.initial_weights import InitialWeights
 from podscale.training.run_progress import RunProgress
 
 

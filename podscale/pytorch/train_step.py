@@ -29,6 +29,7 @@ from podscale.data.rng import derive_key
 from podscale.distributed.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch
+from podscale.pytorch.fine_tuning import RateScales
 from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.models import AlexNet, Inception, InceptionOutputs, Outputs, ResNet
 from podscale.pytorch.optim import HyperParams, Optimizer, StepAware
@@ -247,6 +248,7 @@ class TrainStep:
         schedule: Tensor,
         *,
         dropout_rng: DropoutRng | None = None,
+        rate_scales: RateScales | None = None,
         batch_norm_momenta: BatchNormMomenta | None = None,
         norm_every: int = 0,
     ) -> None:
@@ -254,6 +256,7 @@ class TrainStep:
 
         Args:
             schedule: fp32 [steps, schedules.COLUMNS] on the device.
+            rate_scales: factors of the learning rate of each weight; None if all are 1.
             norm_every: compute the gradient norm every so many steps; 0 for never.
         """
         self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights
@@ -261,6 +264,7 @@ class TrainStep:
         self._schedule, self._step_index = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._step_aware = (dropout_rng, batch_norm_momenta, forward_backward.mixing, optimizer)
         self._norm_every, self._is_norm_due = norm_every, False
+        self._rate_scales = rate_scales
 
     def seek(self, step: int) -> None:
         """Continue after `step` steps, as a resumed run does."""
@@ -302,8 +306,12 @@ class TrainStep:
         zero_nonfinite(finite, buffer.averages)
         self.precision.unscale(buffer.averages)
         norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._needs_grad_norm() else None
+        if self._rate_scales is not None:
+            self._rate_scales.save()
         with waiting_for(OPTIMIZER):
             finite = self.optimizer.step(self._next_hyperparams(loss), finite)
+        if self._rate_scales is not None:
+            self._rate_scales.apply()
         self.weights.all_gather()
         self.precision.update_loss_scale(finite)
         self.forward_backward.statistics.apply_change(buffer.extra_values[1:], finite)

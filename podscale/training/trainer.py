@@ -22,7 +22,8 @@ from podscale.errors import PodscaleError, Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training.gauges import add_gauges
-from podscale.training.model_weights import EPOCH_BEFORE_KEY, EPOCH_KEY, TrainedModel, export_model
+from podscale.training.initial_weights import EPOCH_BEFORE_KEY, EPOCH_KEY
+from podscale.training.model_weights import TrainedModel, export_model
 from podscale.training.run_progress import EvaluationResult, RunProgress
 from podscale.training.step_plan import StepPlan
 from podscale.training.training_logger import TrainingLogger

@@ -138,6 +138,7 @@ class BatchNorm(nn.Module):
     Attributes:
         group: ranks whose batches are normalised together; None: this rank alone.
         part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
+        is_frozen: normalise by the running statistics in training too, and leave them as they are.
     """
 
     running_mean: Tensor
@@ -148,6 +149,7 @@ class BatchNorm(nn.Module):
         self.eps, self.momentum = eps, momentum
         self.group: dist.ProcessGroup | None = None
         self.part_size: int | None = None
+        self.is_frozen = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -155,6 +157,8 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         running = (self.running_mean, self.running_var)
+        if self.is_frozen:
+            return F.batch_norm(x, *running, self.weight, self.bias, False, self.momentum, self.eps)
         if self.training and self.group is not None:
             y, mean, var = sync_batch_norm(x, self.weight, self.bias, self.eps, self.group)
             for average, new in zip(running, (mean, var), strict=True):

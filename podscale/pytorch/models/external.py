@@ -147,13 +147,13 @@ def _python_factory(name: str) -> ModelFactory:
     return ModelFactory(shown, found, found)
 
 
-def import_library(name: str, extra: str) -> Any:
+def import_library(name: str, extra: str, field: str = "model.name") -> Any:
     """Import an optional library; raises InputError with the extra that installs it."""
     try:
         return import_module(name)
     except ImportError as error:
         hint = f"Run `pip install 'podscale[{extra}]'`, or use an image that has it."
-        raise InputError(f"{name} is not installed", field="model.name", hint=hint) from error
+        raise InputError(f"{name} is not installed", field=field, hint=hint) from error
 
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> InputError:

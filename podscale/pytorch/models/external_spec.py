@@ -23,7 +23,7 @@ from podscale.models.spec import BufferSpec, ModelSpec, ParamSpec, Role
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.batch_norm.convert import convert_batch_norm
 from podscale.pytorch.models.external import ModelFactory, find_factory, first_line
-from podscale.pytorch.models.state import untrained_arrays
+from podscale.pytorch.models.state import running_statistics, untrained_arrays
 
 TRIAL_IMAGES = 2
 """Images of the trial step: batch norm needs more than one value of a channel."""
@@ -63,6 +63,10 @@ class ExternalSpec(ModelSpec):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     _trials: dict[int, Trial] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def constants(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.network.named_buffers()) - frozenset(running_statistics(self.network))
 
     def flops(self, image_size: int) -> int:
         return self._trial(image_size).flops

@@ -35,7 +35,7 @@ def test_the_entry_of_torchvisions_network_is_that_of_ours(name: str) -> None:
     }
     assert {b.name: b.shape for b in theirs.buffers} == {b.name: b.shape for b in ours.buffers}
     assert theirs.flops(64) == ours.flops(64)
-    assert theirs.saved_elements(64) == pytest.approx(ours.saved_elements(64), rel=0.1)
+    assert theirs.saved_elements(64) == pytest.approx(ours.saved_elements(64), rel=0.15)
     section = OptimizerSection(name="lars", skip=("fc.*",))
     assert param_options(section, theirs) == param_options(section, ours)
 
