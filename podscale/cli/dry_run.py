@@ -80,7 +80,11 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
         return f"{name}, number of classes {UNKNOWN}"
     spec = models.model_spec(config.model, classes)
     flops = spec.flops(config.input.image_size)
-    return f"{name}, {spec.num_parameters:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
+    text = f"{name}, {spec.num_parameters:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
+    if spec.mean is not None and spec.mean != config.input.mean:
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std or ()))
+        text += f"; its published weights take input.mean [{mean}] and input.std [{std}]"
+    return text
 
 
 def _process_row(config: RunConfig) -> str:

@@ -131,6 +131,12 @@ class ModelSpec(ABC):
     name: str
     parameters: tuple[ParamSpec, ...]
     buffers: tuple[BufferSpec, ...]
+    input_size: int | None = None
+    """Side of the images that the library lists for its weights, pixels; None if unknown."""
+    mean: tuple[float, ...] | None = None
+    """Mean of each channel that the library lists, of values in [0, 1]; None if unknown."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of each channel that the library lists, of values in [0, 1]; None if unknown."""
 
     @property
     def constants(self) -> frozenset[str]:

@@ -66,10 +66,12 @@ def layer_depths(names: Sequence[str], head: Iterable[str]) -> dict[str, int]:
     A block is a module with a number in its name, such as layer1.0, blocks.3 or stages.2.blocks.1. A parameter in no
     block counts to the block before it.
     """
+    owners = {name: _block_of(name) for name in names}
+    stages = {block for block in owners.values() for other in owners.values() if other.startswith(f"{block}.")}
     blocks: dict[str, int] = {}
     depths, current = {}, 0
-    for name in names:
-        if block := _block_of(name):
+    for name, block in owners.items():
+        if block and block not in stages:
             current = blocks.setdefault(block, len(blocks) + 1)
         depths[name] = current
     last = len(blocks) + 1
@@ -77,22 +79,24 @@ def layer_depths(names: Sequence[str], head: Iterable[str]) -> dict[str, int]:
 
 
 NUMBERED = re.compile(r"(?:^|[a-z_-])\d+$", re.IGNORECASE)
-REPEATED = ("blocks", "block", "layers")
+REPEATED = ("blocks", "layers")
 """Names of a list of blocks inside of a stage."""
 
 
 def _block_of(name: str) -> str:
-    """Return the block of a parameter; "" if it belongs to a module that is none."""
+    """Return the block of a parameter, or its stage; "" if it belongs to a module that is neither."""
     parts = name.split(".")
     end = next((index + 1 for index, part in enumerate(parts) if NUMBERED.search(part)), 0)
-    while end and end < len(parts):
-        if parts[end].isdigit():
+    in_list = end > 1 and parts[end - 2] in REPEATED
+    while 0 < end < len(parts):
+        part = parts[end]
+        if part.isdigit() or part.startswith(f"{parts[end - 1]}-"):
             end += 1
-        elif parts[end] in REPEATED and end + 1 < len(parts) and parts[end + 1].isdigit():
-            end += 2
+        elif part in REPEATED and end + 1 < len(parts) and parts[end + 1].isdigit():
+            end, in_list = end + 2, True
         else:
             break
-    return ".".join(parts[:end]) if end and end < len(parts) - 1 else ""
+    return ".".join(parts[:end]) if 0 < end < len(parts) - (not in_list) else ""
 
 
 def _matches(name: str, pattern: str, head: Sequence[str]) -> bool:

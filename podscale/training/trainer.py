@@ -244,6 +244,8 @@ class Trainer(ABC):
             **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
+        if self.progress.origin and not resumed:
+            logger.log_event("initial_weights", **self.progress.origin)
 
     def apply_status(self, statuses: list[StepStatus]) -> bool:
         """Count and log agreed step statuses. Returns True if all ranks must stop now.

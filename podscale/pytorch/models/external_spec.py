@@ -45,13 +45,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class ExternalSpec(ModelSpec):
-    """Entry of a model from elsewhere.
-
-    Args:
-        input_size: side of the images that its library lists for its weights, pixels; None if unknown.
-        mean: mean of each channel that its library lists, of values in [0, 1]; None if unknown.
-        std: standard deviation of each channel that its library lists, of values in [0, 1]; None if unknown.
-    """
+    """Entry of a model from elsewhere; `size_option` is the name of the option with the side of the images."""
 
     name: str
     parameters: tuple[ParamSpec, ...]
