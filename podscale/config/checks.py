@@ -40,6 +40,9 @@ def check_fine_tuning(train: TrainSection) -> None:
     """Raise if options for parts of the model have no effect, or the optimizer does not fit them."""
     if train.freeze_batch_norm and not train.freeze:
         raise conflict_error("train.freeze_batch_norm", "no parameter is frozen", hint="Set train.freeze.")
+    if train.freeze and train.precision == "bf16-pure":
+        problem = "rounds frozen weights for good, which have no fp32 masters"
+        raise conflict_error("train.precision", problem, got="bf16-pure", hint="Set it to bf16, or train.freeze=[].")
     if train.head != "auto" and train.start_from.run is None and train.start_from.weights is None:
         raise conflict_error("train.head", "needs initial weights", got=train.head, hint="Set train.start_from.")
     scaled = "learning_rate_scale" if train.learning_rate_scale else "layer_decay" if train.layer_decay else ""

@@ -25,10 +25,21 @@ def _pytorch_problems(document: RunConfig) -> Iterator[InputError]:
         if find_spec(module) is None:
             problem = f"the PyTorch engine needs {module}, which is not installed"
             yield InputError(problem, field="train.engine", hint=advice)
-    if document.model.name.startswith("timm:") and not _is_installed("timm"):
-        images = "an image of your own, built on it, that adds timm"
-        advice = _install_hint("Run `pip install 'podscale[timm]'`", images)
-        yield InputError("timm is not installed", field="model.name", got=document.model.name, hint=f"{advice}.")
+    yield from _model_problems(document)
+
+
+def _model_problems(document: RunConfig) -> Iterator[InputError]:
+    """Yield missing libraries of a model or of its weights."""
+    weights = document.train.start_from.weights or ""
+    for key, value, prefix, package, extra in (
+        ("model.name", document.model.name, "timm:", "timm", "timm"),
+        ("train.start_from.weights", weights, "timm:", "timm", "timm"),
+        ("train.start_from.weights", weights, "hf://", "huggingface_hub", "hub"),
+    ):
+        if value.startswith(prefix) and not _is_installed(package):
+            images = f"an image of your own, built on it, that adds {package}"
+            advice = _install_hint(f"Run `pip install 'podscale[{extra}]'`", images)
+            yield InputError(f"{package} is not installed", field=key, got=value, hint=f"{advice}.")
 
 
 def _jax_problems(document: RunConfig) -> Iterator[InputError]:

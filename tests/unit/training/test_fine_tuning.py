@@ -108,6 +108,7 @@ def test_factors_multiply_and_the_last_pattern_counts() -> None:
     [
         (["train.freeze_batch_norm=true"], "train.freeze_batch_norm"),
         (["train.head=replace"], "train.head"),
+        (["train.freeze=['conv1.*']", "train.precision=bf16-pure"], "train.precision"),
         (["train.layer_decay=0.5", "train.optimizer.name=nlcg"], "train.layer_decay"),
         (["train.learning_rate_scale={head: 2}", "train.optimizer.name=neumann"], "train.learning_rate_scale"),
         (["train.learning_rate_scale={head: -1}"], "train.learning_rate_scale.head"),
