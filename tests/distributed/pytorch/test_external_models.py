@@ -75,7 +75,10 @@ def test_one_rank_and_two_take_the_same_steps(
     """Batch norm spans the global batch, and nothing is dropped, so only rounding differs."""
     shards = make_shard_set()
     options = {"img_size": 32} if model is VIT else {}
-    alone, pair = (document(tmp_path, run, {**model, "options": options}) for run in ("alone", "pair"))
+    alone, pair = (
+        document(tmp_path, run, {**model, "options": options}, train__schedule__learning_rate=0.002)
+        for run in ("alone", "pair")
+    )
     run_world(1, lambda world: run_training(alone, shards, world))
     run_world(2, lambda world: run_training(pair, shards, world))
     losses = losses_of(alone)

@@ -23,7 +23,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam"},
     "adam decoupled": {"name": "adam", "adam": {"decoupled": True}},
     "rmsprop": {"name": "rmsprop"},
-    "shampoo": {"name": "shampoo"},
 }
 
 
