@@ -32,7 +32,9 @@ def pretrained(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     arrays = {name: array.numpy() for name, array in model_arrays(network).items()}
     generator = np.random.default_rng(0)
     for name, array in arrays.items():
-        if "running" in name or (name.endswith("weight") and array.ndim == 1):
+        if "running_mean" in name:  # near 0, so that no layer is dead
+            arrays[name] = generator.normal(0.0, 0.1, array.shape).astype(np.float32)
+        elif "running_var" in name or (name.endswith("weight") and array.ndim == 1):
             arrays[name] = generator.uniform(0.5, 1.5, array.shape).astype(np.float32)
     save_file(arrays, path)
     return arrays
