@@ -12,7 +12,7 @@ from podscale.data.step_positions import step_positions
 from podscale.errors import InputError
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.training import schedules
-from podscale.training.memory_check import DEFAULT_CLASSES, training_memory_problems
+from podscale.training.memory_check import DEFAULT_CLASSES, model_problem, training_problems
 from podscale.training.memory_estimate import estimate_memory
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
@@ -43,10 +43,10 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
 
 
 def memory_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
-    """Yield the problems of the training's memory, unless the training is finished."""
+    """Yield the problems of the model and of the training's memory, unless the training is finished."""
     shard_set = dataset_directory(config.run.workspace, config.data)
     if fresh or not shard_set_counts(config) or not stage_outcomes.finished_outcome(config, "train", shard_set):
-        yield from training_memory_problems(config, known_data(config)[1])
+        yield from training_problems(config, known_data(config)[1])
 
 
 def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
@@ -69,13 +69,22 @@ def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
 
 
 def _model_row(config: RunConfig, classes: int | None) -> str:
-    stem = f", {'small' if config.model.small_stem else 'imagenet'} stem" if config.model.is_residual else ""
-    name = f"{config.model.name} (width {config.model.width}{stem})"
+    model = config.model
+    stem = f", {'small' if model.small_stem else 'imagenet'} stem" if model.is_residual else ""
+    options = ", ".join(f"{name} {value}" for name, value in model.options.items())
+    name = model.name if model.is_external else f"{model.name} (width {model.width}{stem})"
+    name += f" ({options})" if options else ""
+    if model_problem(config, classes or DEFAULT_CLASSES) is not None:
+        return f"{name}, which cannot train here"
     if classes is None:
         return f"{name}, number of classes {UNKNOWN}"
     spec = models.model_spec(config.model, classes)
     flops = spec.flops(config.input.image_size)
-    return f"{name}, {spec.num_parameters:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
+    text = f"{name}, {spec.num_parameters:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
+    if spec.mean is not None and spec.mean != config.input.mean:
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std or ()))
+        text += f"; its published weights take input.mean [{mean}] and input.std [{std}]"
+    return text
 
 
 def _process_row(config: RunConfig) -> str:
@@ -109,6 +118,8 @@ def _evaluation_row(config: RunConfig, images: int | None) -> str:
 
 
 def _memory_row(config: RunConfig, classes: int | None) -> str:
+    if model_problem(config, classes or DEFAULT_CLASSES) is not None:
+        return "unknown"
     memory = estimate_memory(config, classes or DEFAULT_CLASSES, processes_per_node(config))
     text = (
         f"about {format_bytes(sum(memory))} per process: weights and gradients {format_bytes(memory.weights)}, "

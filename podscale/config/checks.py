@@ -31,11 +31,25 @@ def check_sections(config: RunDocument) -> None:
     check_weight_update(train)
     check_batch_norm_momentum(train)
     check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
-    if train.start_from.epoch is not None and train.start_from.run is None:
-        raise conflict_error("train.start_from.epoch", "needs a run", hint="Set train.start_from.run too.")
+    check_fine_tuning(train)
     check_evaluation(config)
     check_model(config)
     check_input(config)
+
+
+def check_fine_tuning(train: TrainSection) -> None:
+    """Raise if options for parts of the model have no effect, or the optimizer does not fit them."""
+    if train.freeze_batch_norm and not train.freeze:
+        raise conflict_error("train.freeze_batch_norm", "no parameter is frozen", hint="Set train.freeze.")
+    if train.freeze and train.precision == "bf16-pure":
+        problem = "rounds frozen weights for good, which have no fp32 masters"
+        raise conflict_error("train.precision", problem, got="bf16-pure", hint="Set it to bf16, or train.freeze=[].")
+    if train.head != "auto" and train.start_from.run is None and train.start_from.weights is None:
+        raise conflict_error("train.head", "needs initial weights", got=train.head, hint="Set train.start_from.")
+    scaled = "learning_rate_scale" if train.learning_rate_scale else "layer_decay" if train.layer_decay else ""
+    if scaled and train.optimizer.name in ("nlcg", "neumann"):
+        problem = f"{train.optimizer.name} steps all weights along one direction"
+        raise conflict_error(f"train.{scaled}", problem, hint="Leave it out, or take another optimizer.")
 
 
 def check_batch(config: RunDocument) -> None:

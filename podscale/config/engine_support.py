@@ -69,13 +69,25 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.is_enabled, "does not mix images", "{mixup: 0, cutmix: 0}"),
+        "train.start_from.weights": (
+            train.start_from.weights is not None,
+            "starts from runs of Podscale",
+            "null, and train.start_from.run",
+        ),
+        "train.freeze": (bool(train.freeze), "trains all parameters", "[]"),
+        "train.learning_rate_scale": (bool(train.learning_rate_scale), "has one learning rate", "{}"),
+        "train.layer_decay": (train.layer_decay is not None, "has one learning rate", "null"),
         "model.stochastic_depth": (config.model.stochastic_depth > 0, "leaves out no blocks", "0"),
         "train.phases": (
             len(set(config.training_sizes)) > 1,
             "compiles its program for one size of training images",
             "[] or phases without image_size",
         ),
-        "model.name": (config.model.name.startswith("inception"), "has residual networks and AlexNet", "resnet50"),
+        "model.name": (
+            config.model.name.startswith("inception") or config.model.is_external,
+            "has the catalogue's residual networks and AlexNet",
+            "resnet50",
+        ),
         "train.all_reduce.algorithm": (
             reduce.algorithm not in ("flat", "torus2d"),
             "has flat (XLA's own) and torus2d",
@@ -117,6 +129,9 @@ MIN_IMAGE_SIZE_AUXILIARY = 299
 def check_model(config: RunDocument) -> None:
     """Raise if the network does not have an option, or the images are too small for it."""
     model = config.model
+    if model.is_external:
+        _check_external_options(config)
+        return
     trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)
     if not model.is_residual:
@@ -143,6 +158,22 @@ def check_model(config: RunDocument) -> None:
             got=trained,
             hint="Raise input.image_size, or set model.inception.auxiliary=0.",
         )
+
+
+def _check_external_options(config: RunDocument) -> None:
+    """Raise if an option needs one of Podscale's own networks."""
+    model, train = config.model, config.train
+    for key, info in type(model).model_fields.items():
+        if key not in ("name", "options", "batch_norm") and getattr(model, key) != info.default:
+            problem = f"only the catalogue's networks have it, and {model.name} is none"
+            hint = "Leave it out, and give arguments of the model in model.options."
+            raise conflict_error(f"model.{key}", problem, hint=hint)
+    if train.stem_compute != "plain":
+        problem = f"only the catalogue's networks have another first layer, and {model.name} is none"
+        raise conflict_error("train.stem_compute", problem, got=train.stem_compute, hint="Set it to plain.")
+    if train.precision == "bf16-pure":
+        problem = f"needs a network of the catalogue, whose layers take bf16 and fp32 side by side, not {model.name}"
+        raise conflict_error("train.precision", problem, got=train.precision, hint="Set it to bf16.")
 
 
 def _check_residual_options(config: RunDocument) -> None:

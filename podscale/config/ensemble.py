@@ -17,20 +17,6 @@ from podscale.config.recipes import set_if_absent
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 
 
-class StartSection(Section):
-    """Initial weights and batch-norm statistics from another run, at step 0 and with empty momentum."""
-
-    run: str | None = result_field(
-        None,
-        "Run to start from: its id, if it has the same workspace, or its directory. Default: random initial weights.",
-    )
-    epoch: float | None = result_field(
-        None,
-        "Epoch of that run, one of its kept checkpoints (checkpoint.snapshots); default: its newest checkpoint.",
-        gt=0,
-    )
-
-
 class CollapseSection(Section):
     """Short run from the end of a cycle; other options are those of the document."""
 

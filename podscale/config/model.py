@@ -1,10 +1,15 @@
 """Model section of a run document: the network and its options."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import WithJsonSchema, model_validator
 
 from podscale.config.fields import Section, conflict_error, result_field
+from podscale.config.model_names import (
+    is_model_name,
+    model_name_schema,
+    suggest_model_name,
+)
 
 CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 """Residual networks of He 2015, section 4.2, which always have a small stem."""
@@ -71,21 +76,17 @@ class InceptionSection(Section):
 
 
 class ModelSection(Section):
-    name: Literal[
-        "resnet18",
-        "resnet34",
+    name: Annotated[str, WithJsonSchema(model_name_schema())] = result_field(
         "resnet50",
-        "resnet101",
-        "resnet152",
-        "resnet20",
-        "resnet32",
-        "resnet44",
-        "resnet56",
-        "resnet110",
-        "inception_v3",
-        "inception_resnet_v2",
-        "alexnet",
-    ] = result_field("resnet50", "Architecture, by its name in the catalogue (docs/reference/models.md).")
+        "Architecture: a name of the catalogue (docs/reference/models.md), `torchvision:NAME`, `timm:NAME` (extra "
+        "`timm`), or `python:MODULE:CALLABLE`, a function or class that takes `num_classes` and returns a "
+        "torch.nn.Module.",
+    )
+    options: dict[str, Any] = result_field(
+        {},
+        "Arguments of a model from torchvision, timm or Python, by name, such as `img_size` or `drop_path_rate`. "
+        "Podscale sets the number of classes.",
+    )
     block: Literal["v1", "v2"] = result_field(
         "v1",
         "Residual networks: order of the layers in a block. `v1`: batch norm and ReLU after each convolution, ReLU "
@@ -131,6 +132,24 @@ class ModelSection(Section):
     batch_norm: BatchNormSection = BatchNormSection()
     alexnet: AlexNetSection = AlexNetSection()
     inception: InceptionSection = InceptionSection()
+
+    @model_validator(mode="after")
+    def _check_name(self) -> "ModelSection":
+        if not is_model_name(self.name):
+            raise conflict_error("name", "unknown model", got=self.name, hint=suggest_model_name(self.name))
+        if self.options and not self.is_external:
+            raise conflict_error(
+                "options",
+                f"{self.name} is a network of the catalogue, which has options of its own in the section model",
+                got=self.options,
+                hint="Leave it out.",
+            )
+        return self
+
+    @property
+    def is_external(self) -> bool:
+        """Return True for a model from torchvision, timm or a user's module."""
+        return ":" in self.name
 
     @property
     def small_stem(self) -> bool:

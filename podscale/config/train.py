@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from podscale.config.ensemble import StartSection
 from podscale.config.fields import Section, conflict_error, display_field, placement_field, result_field
 from podscale.config.optimizer import EmaSection, OptimizerSection
 from podscale.config.schedule import PhaseSection, ScheduleSection
+from podscale.config.start import StartSection
 
 
 class MixSection(Section):
@@ -129,6 +129,37 @@ class TrainSection(Section):
     schedule: ScheduleSection = ScheduleSection()
     ema: EmaSection = EmaSection()
     start_from: StartSection = StartSection()
+    start_from_strict: bool = result_field(
+        True,
+        "Refuse initial weights that lack arrays of the model, have others, or have other shapes. If false, what does "
+        "not fit is left out, and the model's own initial values stay.",
+    )
+    head: Literal["keep", "replace", "auto"] = result_field(
+        "auto",
+        "Classifier of a run that starts from weights. `keep`: the loaded one. `replace`: a new one. `auto`: a new one "
+        "if the classes differ, or, for weights without a list of classes, their number.",
+    )
+    freeze: tuple[str, ...] = result_field(
+        (),
+        "Parameters that are not trained, by name or pattern, such as `layer1.*`. A pattern after `!` is excepted; "
+        "`head` stands for the classifier: [`*`, `!head`] trains the classifier alone.",
+    )
+    freeze_batch_norm: bool = result_field(
+        False,
+        "Batch norm with frozen parameters uses its running statistics and does not change them, as in evaluation.",
+    )
+    learning_rate_scale: dict[str, Annotated[float, Field(ge=0)]] = result_field(
+        {},
+        "Factors of the learning rate (and of decoupled weight decay) by name or pattern of parameters; `head` stands "
+        "for the classifier. The last pattern that matches counts.",
+    )
+    layer_decay: float | None = result_field(
+        None,
+        "Layer-wise decay: the learning rate of each block of the model is this factor times that of the next one; "
+        "the classifier has the full one. `learning_rate_scale` multiplies it.",
+        gt=0,
+        le=1,
+    )
     phases: tuple[PhaseSection, ...] = result_field(
         (),
         "Later parts of the run: the epoch at which each begins (`start`) and the options that change there "

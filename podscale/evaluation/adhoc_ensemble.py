@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale.config import RunConfig, dumps, fingerprint, loads
-from podscale.config.ensemble import EnsembleSection, StartSection
+from podscale.config.ensemble import EnsembleSection
 from podscale.config.run import ClaimSection
+from podscale.config.start import StartSection
 from podscale.errors import InputError
 from podscale.runs.model_files import find_model_directory, read_model, run_document_of, run_of
 

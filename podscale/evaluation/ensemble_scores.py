@@ -124,7 +124,8 @@ def total_epochs(members: Sequence[EvaluatedModel]) -> float:
     """
     shared: dict[str, float] = {}
     for member in members:
-        if origin := member.description["training"].get("started_from"):
+        origin = member.description["training"].get("started_from") or {}
+        if "run" in origin:
             shared[origin["run"]] = max(shared.get(origin["run"], 0.0), float(origin["epochs"]))
     return sum(shared.values()) + sum(float(member.description["training"]["epochs"]) for member in members)
 

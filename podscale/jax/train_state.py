@@ -25,7 +25,7 @@ from podscale.jax.train_step import DeviceState, HostOptimizerState, TrainStep
 from podscale.jax.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.runs.model_files import read_weights
-from podscale.training.model_weights import InitialWeights
+from podscale.training.initial_weights import InitialWeights
 from podscale.training.run_progress import RunProgress
 
 Values = npt.NDArray[Any]
@@ -74,7 +74,9 @@ class TrainState:
 
     def initial_snapshot(self, initial_weights: InitialWeights) -> Snapshot:
         """Return the state of a new run that starts from the weights and statistics of another one."""
-        arrays = {f"model/{name}": values for name, values in initial_weights.arrays.items()}
+        parameters, statistics = initialise(self.config.model, self.classes, self.config.run.seed)
+        loaded = {**parameters, **statistics, **initial_weights.arrays}  # a new classifier keeps its own values
+        arrays = {f"model/{name}": np.asarray(values) for name, values in loaded.items()}
         return Snapshot(
             0,
             arrays | self._initial_optimizer_state(),

@@ -30,7 +30,7 @@ from podscale.jax.train_step import TrainStep, build_train_step
 from podscale.jax.world import World, loader_ranks
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training import schedules
-from podscale.training.model_weights import load_initial_weights
+from podscale.training.initial_weights import load_initial_weights
 from podscale.training.run_progress import EvaluationResult
 from podscale.training.startup_checks import validate_world
 from podscale.training.trainer import Trainer

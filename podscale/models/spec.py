@@ -1,12 +1,14 @@
 """Model specification: layers, parameters, FLOPs and activations of a network."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
 from typing import Literal, NamedTuple
 
-Role = Literal["weight", "bias", "norm"]
+Role = Literal["weight", "bias", "norm_scale", "norm_bias", "embedding"]
+"""Kind of a parameter. Embeddings are those of tokens and positions, and class tokens."""
 Shape = tuple[int, ...]
 
 
@@ -22,10 +24,15 @@ class ParamSpec:
     def size(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_norm(self) -> bool:
+        """Return True for scale and bias of a normalisation layer."""
+        return self.role in ("norm_scale", "norm_bias")
+
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One array that is not trained: a running statistic of batch norm."""
+    """One array that is not trained: a running statistic of batch norm, or a frozen parameter."""
 
     name: str
     shape: Shape
@@ -103,8 +110,8 @@ class LayerSpec:
         if self.bias:
             yield ParamSpec(f"{self.name}.bias", (self.out_channels,), "bias")
         if norm := self.norm_name:
-            yield ParamSpec(f"{norm}.weight", (self.out_channels,), "norm")
-            yield ParamSpec(f"{norm}.bias", (self.out_channels,), "norm")
+            yield ParamSpec(f"{norm}.weight", (self.out_channels,), "norm_scale")
+            yield ParamSpec(f"{norm}.bias", (self.out_channels,), "norm_bias")
 
     @property
     def buffers(self) -> Iterator[BufferSpec]:
@@ -118,20 +125,23 @@ class LayerSpec:
         return self.name if self.kind == "norm" else self.norm
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """Specification of a network, the same for all engines."""
+class ModelSpec(ABC):
+    """Catalogue entry of a network: names, shapes and roles of its parameters, and its costs."""
 
     name: str
-    layers: tuple[LayerSpec, ...]
+    parameters: tuple[ParamSpec, ...]
+    buffers: tuple[BufferSpec, ...]
+    input_size: int | None = None
+    """Side of the images that the library lists for its weights, pixels; None if unknown."""
+    mean: tuple[float, ...] | None = None
+    """Mean of each channel that the library lists, of values in [0, 1]; None if unknown."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of each channel that the library lists, of values in [0, 1]; None if unknown."""
 
-    @cached_property
-    def parameters(self) -> tuple[ParamSpec, ...]:
-        return tuple(parameter for layer in self.layers for parameter in layer.parameters)
-
-    @cached_property
-    def buffers(self) -> tuple[BufferSpec, ...]:
-        return tuple(buffer for layer in self.layers for buffer in layer.buffers)
+    @property
+    def constants(self) -> frozenset[str]:
+        """Names of arrays that the network builds itself, which published weights may hold too."""
+        return frozenset()
 
     @cached_property
     def array_shapes(self) -> dict[str, Shape]:
@@ -142,6 +152,38 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Number of trained scalars."""
         return sum(parameter.size for parameter in self.parameters)
+
+    @abstractmethod
+    def flops(self, image_size: int) -> int:
+        """Return the FLOPs of the forward pass of one image of side `image_size`, 2 per multiply-add."""
+
+    @abstractmethod
+    def training_flops(self, image_size: int) -> int:
+        """Return the FLOPs of forward and backward of one image of side `image_size`."""
+
+    @abstractmethod
+    def saved_elements(self, image_size: int) -> int:
+        """Return the number of elements that forward keeps for backward, for one image of side `image_size`."""
+
+    @abstractmethod
+    def check_image_size(self, image_size: int) -> None:
+        """Raise InputError if the network does not take images of side `image_size`."""
+
+
+@dataclass(frozen=True)
+class LayeredSpec(ModelSpec):
+    """Specification of a network of the catalogue by its layers, the same for all engines."""
+
+    name: str
+    layers: tuple[LayerSpec, ...]
+
+    @cached_property
+    def parameters(self) -> tuple[ParamSpec, ...]:  # type: ignore[override]
+        return tuple(parameter for layer in self.layers for parameter in layer.parameters)
+
+    @cached_property
+    def buffers(self) -> tuple[BufferSpec, ...]:  # type: ignore[override]
+        return tuple(buffer for layer in self.layers for buffer in layer.buffers)
 
     def flops(self, image_size: int) -> int:
         """Return the FLOPs of the forward pass of one image of side `image_size`, 2 per multiply-add.
@@ -159,6 +201,13 @@ class ModelSpec:
         once = [layer.multiply_adds(image_size) for layer in self.layers]
         blurs = sum(cost for layer, cost in zip(self.layers, once, strict=True) if layer.kind == "blur")
         return 2 * (3 * sum(once) - once[0] - blurs)
+
+    def saved_elements(self, image_size: int) -> int:
+        """Return twice the elements of all layers' outputs: those of convolutions, and those of their norms."""
+        return 2 * self.activation_elements(image_size)
+
+    def check_image_size(self, image_size: int) -> None:
+        """Accept the size, which the document's own checks have compared with the network."""
 
     def activation_elements(self, image_size: int) -> int:
         """Return the number of elements of all layers' outputs for one image of side `image_size`."""

@@ -36,6 +36,7 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator, PredictionColumns, batch_predictions, prediction_columns
+from podscale.pytorch.models.state import model_arrays, running_statistics
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.train_state import as_array, load_arrays, load_weights_file
 from podscale.pytorch.trainer import build_model_on_device
@@ -104,7 +105,7 @@ class LogitAverage:
 
 def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:
     """Return the mean of exported weights and statistics by name, fp32, summed in fp64. Raises as `read_weights`."""
-    shapes = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model_arrays(model).items()}
     sums: dict[str, npt.NDArray[Any]] = {name: np.zeros(shape) for name, shape in shapes.items()}
     for file in files:
         for name, array in read_weights(file, shapes).items():
@@ -227,7 +228,7 @@ class _EnsembleEvaluation:
             update_batch_norm(model, self.config, self.world, self.shard_set, self.evaluator)
         directory = self.directory / "mean"
         if self.world.is_rank0:
-            arrays |= {name: as_array(buffer) for name, buffer in model.named_buffers()}
+            arrays |= {name: as_array(buffer) for name, buffer in running_statistics(model).items()}
             _write_mean_model(arrays, members, directory)
         self._predict("weights", directory, model, statistics_seconds=seconds[0])
 

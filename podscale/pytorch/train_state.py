@@ -16,12 +16,13 @@ from podscale.config.optimizer import EmaSection
 from podscale.distributed.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError
 from podscale.pytorch.flat_buffers import FlatWeights
+from podscale.pytorch.models.state import model_arrays, running_statistics, untrained_arrays
 from podscale.pytorch.optim import ExtraStateOptimizer, LookaheadOptimizer, Optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.runs.model_files import read_weights
-from podscale.training.model_weights import InitialWeights
+from podscale.training.initial_weights import InitialWeights
 from podscale.training.run_progress import RunProgress
 
 
@@ -58,7 +59,7 @@ class TrainState:
         Restores the training weights afterwards, to the bit.
         """
         flat, values = self._evaluation_tensors(averaged=averaged)
-        buffers = dict(self.model.named_buffers())
+        buffers = running_statistics(self.model)
         saved = {name: buffers[name].clone() for name in values}
         with self.weights.swapped(flat) if flat is not None else nullcontext(), torch.no_grad():
             try:
@@ -74,7 +75,7 @@ class TrainState:
         """Return the fp32 weights and buffers to evaluate by their names in the model. All ranks call it."""
         flat, values = self._evaluation_tensors(averaged=averaged)
         weights = self.weights.named_views(self.weights.unshard_masters() if flat is None else flat)
-        tensors = weights | dict(self.model.named_buffers()) | values
+        tensors = weights | untrained_arrays(self.model) | values
         return {name: as_array(tensor) for name, tensor in tensors.items()}
 
     @waiting_for(CHECKPOINT)
@@ -108,7 +109,12 @@ class TrainState:
         elif initial_weights is not None:
             self._load_initial_weights(initial_weights, named)
         self._load_meta(world.broadcast(self._meta() if world.is_rank0 else None))
-        tensors = [*flat.values(), *extra.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        tensors = [
+            *flat.values(),
+            *extra.values(),
+            *untrained_arrays(self.model).values(),
+            *self.optimizer.scalars.values(),
+        ]
         tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
@@ -140,7 +146,7 @@ class TrainState:
             for kind, values in flat.items()
             for name, view in self.weights.named_views(values).items()
         }
-        named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
+        named |= {f"model/{name}": array for name, array in untrained_arrays(self.model).items()}
         if self.ema is not None:
             named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
         return named | extra | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
@@ -213,7 +219,7 @@ class Ema:
     sharded optimizer step shards this memory too. It is not part of a CUDA graph: the host decides which steps count.
 
     `values` holds the averages of this rank's weights, fp32, in the order of `FlatWeights.local_masters`. `buffers`
-    holds those of the model's buffers by name, equal on all ranks.
+    holds those of batch norm's running statistics by name, equal on all ranks.
     """
 
     def __init__(
@@ -223,7 +229,7 @@ class Ema:
         self._model, self._read_weights = model, read_weights
         self._decay, self._every = decay, every
         self.values = torch.cat(list(read_weights()))
-        self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self.buffers = {name: buffer.clone() for name, buffer in running_statistics(model).items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -232,7 +238,8 @@ class Ema:
             return
         weights = self._read_weights()
         averages = list(self.values.split([len(part) for part in weights]))
-        torch._foreach_lerp_([*averages, *self.buffers.values()], [*weights, *self._model.buffers()], 1.0 - self._decay)
+        statistics = running_statistics(self._model).values()
+        torch._foreach_lerp_([*averages, *self.buffers.values()], [*weights, *statistics], 1.0 - self._decay)
 
 
 def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
@@ -244,14 +251,14 @@ def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], 
 
 def load_weights_file(model: nn.Module, path: Path) -> None:
     """Load exported weights into `model`. Raises InputError if they are missing or of another architecture."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model_arrays(model).items()}
     load_arrays(model, read_weights(path, shapes))
 
 
 def load_arrays(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Load `arrays`, parameters and buffers by name, into `model`, in place."""
+    """Load `arrays`, parameters and running statistics by name, into `model`, in place."""
     with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        for name, tensor in model_arrays(model).items():
             tensor.copy_(torch.from_numpy(arrays[name]))
 
 

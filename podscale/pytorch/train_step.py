@@ -29,6 +29,7 @@ from podscale.data.rng import derive_key
 from podscale.distributed.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch
+from podscale.pytorch.fine_tuning import RateScales
 from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.models import AlexNet, Inception, InceptionOutputs, Outputs, ResNet
 from podscale.pytorch.optim import HyperParams, Optimizer, StepAware
@@ -98,21 +99,29 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> 
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
 
+OWN_NETWORKS = (ResNet, AlexNet, Inception)
 _DROPOUT_KEY_DOMAIN = 0x64726F70  # "drop"
 
 
 class DropoutRng:
-    """Seeding of a rank's generator for dropout, before each step. Does nothing for a model without dropout."""
+    """Seeding of a rank's generators for dropout, before each step. Does nothing for our networks without dropout.
 
-    def __init__(self, model: nn.Module, seed: int, world: World) -> None:
-        self._has_dropout = any(getattr(module, "dropout", 0.0) for module in model.modules())
+    A model from elsewhere may draw at any place, also from the CPU's generator on a GPU.
+    """
+
+    def __init__(self, model: nn.Module, seed: int, world: World, *, is_external: bool = False) -> None:
+        self._has_dropout = is_external or any(getattr(module, "dropout", 0.0) for module in model.modules())
         self._seed, self._rank = seed, world.rank
-        self._generator = torch.cuda.default_generators[world.device.index] if world.on_gpu else torch.default_generator
+        self._generators = [torch.cuda.default_generators[world.device.index]] if world.on_gpu else []
+        if is_external or not world.on_gpu:
+            self._generators.append(torch.default_generator)
 
     def start_step(self, step: int) -> None:
-        """Seed the generator for step `step`, from 0. Never call it while a CUDA graph is being recorded."""
+        """Seed the generators for step `step`, from 0. Never call it while a CUDA graph is being recorded."""
         if self._has_dropout:
-            self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))
+            seed = int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1)
+            for generator in self._generators:
+                generator.manual_seed(seed)
 
 
 ForwardFunction = Callable[[Tensor], Outputs]
@@ -133,12 +142,13 @@ def build_forward(
     Args:
         prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
         mode: "off", or the `mode` of torch.compile.
-        ranks: world size; one graph for the whole network if it is 1, else one per region.
+        ranks: world size; one graph for the whole network if it is 1, else one per region. A model from elsewhere has
+            no regions.
     """
     if mode == "off":
         return lambda images: cast(Outputs, module(prepare(images)))
     eager_regions: Sequence[Region] = [module]
-    if ranks > 1 and isinstance(module, ResNet | AlexNet | Inception):
+    if ranks > 1 and isinstance(module, OWN_NETWORKS):
         eager_regions = module.regions()
     first, *rest = eager_regions
     dtype = next(module.parameters()).dtype  # the hook that casts the network's input does not run for a region
@@ -238,6 +248,7 @@ class TrainStep:
         schedule: Tensor,
         *,
         dropout_rng: DropoutRng | None = None,
+        rate_scales: RateScales | None = None,
         batch_norm_momenta: BatchNormMomenta | None = None,
         norm_every: int = 0,
     ) -> None:
@@ -245,6 +256,7 @@ class TrainStep:
 
         Args:
             schedule: fp32 [steps, schedules.COLUMNS] on the device.
+            rate_scales: factors of the learning rate of each weight; None if all are 1.
             norm_every: compute the gradient norm every so many steps; 0 for never.
         """
         self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights
@@ -252,6 +264,7 @@ class TrainStep:
         self._schedule, self._step_index = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
         self._step_aware = (dropout_rng, batch_norm_momenta, forward_backward.mixing, optimizer)
         self._norm_every, self._is_norm_due = norm_every, False
+        self._rate_scales = rate_scales
 
     def seek(self, step: int) -> None:
         """Continue after `step` steps, as a resumed run does."""
@@ -293,8 +306,12 @@ class TrainStep:
         zero_nonfinite(finite, buffer.averages)
         self.precision.unscale(buffer.averages)
         norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._needs_grad_norm() else None
+        if self._rate_scales is not None:
+            self._rate_scales.save()
         with waiting_for(OPTIMIZER):
             finite = self.optimizer.step(self._next_hyperparams(loss), finite)
+        if self._rate_scales is not None:
+            self._rate_scales.apply()
         self.weights.all_gather()
         self.precision.update_loss_scale(finite)
         self.forward_backward.statistics.apply_change(buffer.extra_values[1:], finite)

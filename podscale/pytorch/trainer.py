@@ -27,6 +27,7 @@ from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistic
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator
+from podscale.pytorch.fine_tuning import build_rate_scales, freeze_parameters
 from podscale.pytorch.flat_buffers import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.models import build_model, set_stem_compute
 from podscale.pytorch.optim import LookaheadOptimizer, Optimizer, build_optimizer, build_param_shard
@@ -43,10 +44,11 @@ from podscale.pytorch.train_step import (
     allow_compilations,
     build_forward,
 )
+from podscale.pytorch.weight_sources import read_source
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training import schedules
-from podscale.training.model_weights import load_initial_weights
+from podscale.training.initial_weights import load_initial_weights
 from podscale.training.run_progress import EvaluationResult, RunProgress
 from podscale.training.startup_checks import validate_world
 from podscale.training.trainer import Trainer
@@ -77,7 +79,7 @@ class PyTorchTrainer(Trainer):
         return cache(self.spec.training_flops)
 
     def restore(self) -> bool:
-        initial_weights = partial(load_initial_weights, self.config, self.shard_set)
+        initial_weights = partial(load_initial_weights, self.config, self.shard_set, read_source)
         resumed = restore_or_start(
             self.checkpoint_store, self.config.checkpoint.resume, self.state, self.world, initial_weights
         )
@@ -148,8 +150,10 @@ def build_trainer(
             "torch sees no CUDA device here", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false"
         )
     set_numerics(train)
-    model = build_model_on_device(config, world, len(shard_set.classes))
-    step = build_train_step(config, world, model, models.model_spec(config.model, len(shard_set.classes)), len(split))
+    classes = len(shard_set.classes)
+    model = build_model_on_device(config, world, classes)
+    freeze_parameters(config, model, classes)
+    step = build_train_step(config, world, model, models.model_spec(config.model, classes), len(split), classes)
     reducer, weights, optimizer, precision = step.reducer, step.weights, step.optimizer, step.precision
     log_wire_error(train.all_reduce, reducer, world, training_logger)
     prefetcher, count_images = DevicePrefetcher(world), training_logger.metrics.count_evaluated_images
@@ -180,9 +184,14 @@ def build_trainer(
 
 
 def build_train_step(
-    config: RunConfig, world: World, model: torch.nn.Module, spec: models.ModelSpec, samples: int
+    config: RunConfig, world: World, model: torch.nn.Module, spec: models.ModelSpec, samples: int, classes: int = 0
 ) -> TrainStep:
-    """Build the train step; the weights of `model`, on the device, become the initial weights."""
+    """Build the train step; the weights of `model`, on the device, become the initial weights.
+
+    Args:
+        samples: images of the training split.
+        classes: number of classes; needed for `train.learning_rate_scale` and `train.layer_decay`.
+    """
     train = config.train
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
     statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
@@ -213,7 +222,8 @@ def build_train_step(
         optimizer,
         weights,
         torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
-        dropout_rng=DropoutRng(model, config.run.seed, world),
+        dropout_rng=DropoutRng(model, config.run.seed, world, is_external=config.model.is_external),
+        rate_scales=build_rate_scales(config, reducer.buffer, weights, classes),
         batch_norm_momenta=BatchNormMomenta(model, momenta) if len(momenta) > 1 else None,
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
@@ -265,5 +275,4 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
     set_stem_compute(model, config.train.stem_compute)
-    assert isinstance(model, torch.nn.Module)
-    return model.train()
+    return model.train()  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from podscale.config import TrainSection
 from podscale.config.batch_phases import format_batches
 from podscale.data.shard_set import ShardSet
 from podscale.evaluation.evaluation_json import Claim
@@ -122,10 +123,43 @@ def _recipe_section(data: ReportData) -> str:
         f"- {optimizer.name.upper()}{momentum} weight decay {optimizer.weight_decay:g}",
         f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",
+        *_origin_lines(data),
+        *_fine_tuning_lines(train),
         *([f"- Settings by the recipe {escape_markdown(train.recipe_origin)}"] if train.recipe_origin else []),
         "- Everything else is in config.yaml of the run directory",
     ]
     return "## Recipe\n\n" + "\n".join(lines)
+
+
+def _origin_lines(data: ReportData) -> list[str]:
+    """Return the line on the initial weights, from model.json; none for a run from random weights."""
+    origin = data.model.get("training", {}).get("started_from") if data.model else None
+    if not isinstance(origin, dict):
+        return []
+    facts = [f"Initial weights from {escape_markdown(origin.get('source', origin.get('run', 'unknown')))}"]
+    if "run" in origin:
+        facts[0] += f" at epoch {origin.get('epoch', 0):g}"
+    facts += [f"{key} {escape_markdown(origin[key])}" for key in ("revision", "sha256", "url") if key in origin]
+    if "loaded" in origin:
+        facts.append(f"{origin['loaded']} arrays loaded, the classifier {escape_markdown(origin.get('head'))}")
+    facts += [
+        f"{key}: {escape_markdown(', '.join(origin[key]))}" for key in ("skipped", "initialised") if origin.get(key)
+    ]
+    return [f"- {'; '.join(facts)}"]
+
+
+def _fine_tuning_lines(train: TrainSection) -> list[str]:
+    """Return a line for each option that treats parts of the model differently."""
+    lines = []
+    if train.freeze:
+        norm = ", with batch norm as in evaluation" if train.freeze_batch_norm else ""
+        lines.append(f"- Not trained: {escape_markdown(', '.join(train.freeze))}{norm}")
+    if train.layer_decay is not None:
+        lines.append(f"- Layer-wise decay of the learning rate {train.layer_decay:g}")
+    if train.learning_rate_scale:
+        scales = ", ".join(f"{name} {factor:g}" for name, factor in train.learning_rate_scale.items())
+        lines.append(f"- Learning rate scaled: {escape_markdown(scales)}")
+    return lines
 
 
 def _usage_section(data: ReportData) -> str:

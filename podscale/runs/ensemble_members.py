@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.config.ensemble import EnsembleSection, StartSection, collapse_schedule
+from podscale.config.ensemble import EnsembleSection, collapse_schedule
 from podscale.config.run import ClaimSection, RunSection
+from podscale.config.start import StartSection
 from podscale.errors import InputError
 from podscale.runs.directory import RunDirectory, local_path
 

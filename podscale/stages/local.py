@@ -254,11 +254,9 @@ def _supervise(
 ) -> "StageResult":
     """Check the stage, run its ranks, and turn the predictions of an evaluation into evaluation.json."""
     from podscale.launch import supervisor
-    from podscale.training.memory_check import training_memory_problems
 
     target = preflight_target()
-    trains_here = stage == "train" and target == "here"  # a pod has the memory that its job requests
-    preflight(config, target, shard_set, training_memory_problems(config) if trains_here else ())
+    preflight(config, target, shard_set, _training_problems(config, target) if stage == "train" else ())
     if stage == "evaluate":
         _check_models_exist(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease)
@@ -268,6 +266,16 @@ def _supervise(
 
         evaluate_run(RunDirectory.for_config(config).path, config, open_shard_set(shard_set, config))
     return result
+
+
+def _training_problems(config: RunConfig, target: str) -> Iterator[InputError]:
+    """Yield problems of the model and of the memory; a pod has the memory that its job requests."""
+    from podscale.training.memory_check import DEFAULT_CLASSES, model_problem, training_problems
+
+    if target == "here":
+        yield from training_problems(config)
+    elif (problem := model_problem(config, DEFAULT_CLASSES)) is not None:
+        yield problem
 
 
 def _check_models_exist(config: RunConfig) -> None:

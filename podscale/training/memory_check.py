@@ -1,8 +1,9 @@
-"""Check that a training on CPUs fits the memory of this machine, and settings that do."""
+"""Check that the model takes the images, and that a training on CPUs fits the memory; settings that do."""
 
 import os
 from collections.abc import Iterator
 
+from podscale import models
 from podscale.config import RunConfig, dumps, loads
 from podscale.config.batch_phases import largest_pass
 from podscale.config.checks import check_ranks
@@ -24,6 +25,27 @@ EXTRA_BYTES = 1.2 * 2**30
 Measured peaks of ResNet-50 at 224 px (16 and 32 images a pass) and ResNet-18 at 128 px (32 and 64) were 0.4 to 1.2 GiB
 above the estimate, without GPUs. One more image of ResNet-50 took 83.5 MiB, and 83.2 in the estimate.
 """
+
+
+def training_problems(config: RunConfig, classes: int | None = None) -> Iterator[InputError]:
+    """Yield an error if the model does not take the document's images, else those of the training's memory."""
+    if (problem := model_problem(config, classes or DEFAULT_CLASSES)) is not None:
+        yield problem
+    else:
+        yield from training_memory_problems(config, classes)
+
+
+def model_problem(config: RunConfig, classes: int) -> InputError | None:
+    """Return the error of a model that cannot be built, or does not take the images of training or evaluation."""
+    if config.train.engine == "jax":
+        return None  # the document's own checks know its networks
+    try:
+        spec = models.model_spec(config.model, classes)
+        for size in sorted({*config.training_sizes, config.eval_image_size}):
+            spec.check_image_size(size)
+    except InputError as error:
+        return error
+    return None
 
 
 def training_memory_problems(config: RunConfig, classes: int | None = None) -> Iterator[InputError]:

@@ -33,7 +33,7 @@ def estimate_memory(config: RunConfig, classes: int, processes_per_node: int) ->
     ranks = processes_per_node * config.launch.nodes
     weights, optimizer = state_bytes(config.train, spec.num_parameters, ranks, processes_per_node)
     per_rank = largest_pass(config.train).pass_images // ranks
-    elements = 2 * spec.activation_elements(max(config.training_sizes)) * per_rank
+    elements = spec.saved_elements(max(config.training_sizes)) * per_rank
     return MemoryEstimate(
         weights, optimizer + matrix_bytes(config.train, spec, ranks), elements * FLOAT_BYTES[config.train.precision]
     )

@@ -22,7 +22,8 @@ from podscale.errors import PodscaleError, Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training.gauges import add_gauges
-from podscale.training.model_weights import EPOCH_BEFORE_KEY, EPOCH_KEY, TrainedModel, export_model
+from podscale.training.initial_weights import EPOCH_BEFORE_KEY, EPOCH_KEY
+from podscale.training.model_weights import TrainedModel, export_model
 from podscale.training.run_progress import EvaluationResult, RunProgress
 from podscale.training.step_plan import StepPlan
 from podscale.training.training_logger import TrainingLogger
@@ -243,6 +244,8 @@ class Trainer(ABC):
             **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
+        if self.progress.origin and not resumed:
+            logger.log_event("initial_weights", **self.progress.origin)
 
     def apply_status(self, statuses: list[StepStatus]) -> bool:
         """Count and log agreed step statuses. Returns True if all ranks must stop now.

@@ -248,7 +248,7 @@ def halos(config: RunConfig, images: int) -> Counter[str]:
 
     sent((3, 2), side, 3, times=1)
     sent((1,), side // 2, model.width)
-    layers = models.model_spec(model, CLASSES).layers
+    layers = models.layered_spec(model, CLASSES).layers
     for before, layer in pairwise(layers):
         if layer.kernel == (3, 3):
             strided = len(layer.path) > max(len(before.path), 2)  # the first two halvings: stem and max pool

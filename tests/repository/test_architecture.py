@@ -24,7 +24,7 @@ PACKAGES = {
     "runs": "util config data",
     "telemetry": "util config data runs",
     "distributed": "util config runs telemetry",
-    "models": "config",
+    "models": "util config",
     "training": "util config hardware data runs telemetry distributed models",
     "pytorch": "util config hardware data runs distributed models training",
     "jax": "util config hardware data runs distributed models training",

@@ -110,7 +110,7 @@ def initial_weights(config: RunConfig) -> dict[str, npt.NDArray[np.float32]]:
         elif parameter.role == "bias":
             value = generator.normal(0, 1, parameter.shape)
         else:
-            is_scale = parameter.role == "norm" and parameter.name.endswith("weight") and not is_last
+            is_scale = parameter.role == "norm_scale" and not is_last
             value = np.full(parameter.shape, float(is_scale))
         weights[parameter.name] = value.astype(np.float32)
     return weights

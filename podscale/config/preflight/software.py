@@ -11,7 +11,7 @@ from podscale.util import env, host_info
 
 
 def software_problems(document: RunConfig) -> Iterator[InputError]:
-    yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems()
+    yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems(document)
     if document.input.loader == "dali" and (find_spec("nvidia") is None or find_spec("nvidia.dali") is None):
         advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
         hint = f"{advice}, or set input.loader=torchvision."
@@ -19,12 +19,27 @@ def software_problems(document: RunConfig) -> Iterator[InputError]:
     yield from _tracker_problems(document)
 
 
-def _pytorch_problems() -> Iterator[InputError]:
+def _pytorch_problems(document: RunConfig) -> Iterator[InputError]:
     advice = _install_hint("Run `pip install 'podscale[torch]'`", "podscale-base or podscale-gpu")
     for module in ("torch", "torchvision"):
         if find_spec(module) is None:
             problem = f"the PyTorch engine needs {module}, which is not installed"
             yield InputError(problem, field="train.engine", hint=advice)
+    yield from _model_problems(document)
+
+
+def _model_problems(document: RunConfig) -> Iterator[InputError]:
+    """Yield missing libraries of a model or of its weights."""
+    weights = document.train.start_from.weights or ""
+    for key, value, prefix, package, extra in (
+        ("model.name", document.model.name, "timm:", "timm", "timm"),
+        ("train.start_from.weights", weights, "timm:", "timm", "timm"),
+        ("train.start_from.weights", weights, "hf://", "huggingface_hub", "hub"),
+    ):
+        if value.startswith(prefix) and not _is_installed(package):
+            images = f"an image of your own, built on it, that adds {package}"
+            advice = _install_hint(f"Run `pip install 'podscale[{extra}]'`", images)
+            yield InputError(f"{package} is not installed", field=key, got=value, hint=f"{advice}.")
 
 
 def _jax_problems(document: RunConfig) -> Iterator[InputError]:

@@ -40,8 +40,7 @@ def _initial_values(parameter: models.ParamSpec, model: ModelSection, generator:
     if parameter.role == "weight":
         values = generator.standard_normal(parameter.shape, np.float32)
         return values * np.float32(_standard_deviation(parameter, model))
-    scales = parameter.role == "norm" and parameter.name.endswith(".weight")
-    return _filled(parameter.shape, scales)
+    return _filled(parameter.shape, parameter.role == "norm_scale")
 
 
 def _filled(shape: models.Shape, ones: bool) -> Values:

@@ -50,5 +50,5 @@ def build_param_shard(
     `scattered` is the all-reduce that scatters the buckets; None if every device steps all weights.
     """
     axes, shards = (scattered.axes, scattered.shards) if scattered else ((), 1)
-    norms = [parameter.name for parameter in spec.parameters if parameter.role == "norm"]
+    norms = [parameter.name for parameter in spec.parameters if parameter.is_norm]
     return ParamShard(layout, param_options(section, spec), axes, shards, norms)

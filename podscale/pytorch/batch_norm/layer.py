@@ -138,6 +138,7 @@ class BatchNorm(nn.Module):
     Attributes:
         group: ranks whose batches are normalised together; None: this rank alone.
         part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
+        is_frozen: normalise by the running statistics in training too, and leave them as they are.
     """
 
     running_mean: Tensor
@@ -148,6 +149,7 @@ class BatchNorm(nn.Module):
         self.eps, self.momentum = eps, momentum
         self.group: dist.ProcessGroup | None = None
         self.part_size: int | None = None
+        self.is_frozen = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -155,6 +157,8 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         running = (self.running_mean, self.running_var)
+        if self.is_frozen:
+            return F.batch_norm(x, *running, self.weight, self.bias, False, self.momentum, self.eps)
         if self.training and self.group is not None:
             y, mean, var = sync_batch_norm(x, self.weight, self.bias, self.eps, self.group)
             for average, new in zip(running, (mean, var), strict=True):
@@ -213,7 +217,8 @@ class RunningStatistics:
     def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
         self._weight = weight
         pairs = [(layer, name) for layer in _batch_norm_layers(model) for name in ("running_mean", "running_var")]
-        self.flat = torch.cat([getattr(layer, name) for layer, name in pairs])
+        device = next(model.parameters()).device
+        self.flat = torch.cat([torch.empty(0, device=device), *(getattr(layer, name) for layer, name in pairs)])
         views = self.flat.split([getattr(layer, name).numel() for layer, name in pairs])
         for (layer, name), view in zip(pairs, views, strict=True):
             setattr(layer, name, view)

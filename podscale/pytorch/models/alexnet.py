@@ -38,7 +38,7 @@ class AlexNet(nn.Module):
 
     def __init__(self, model: ModelSection, classes: int) -> None:
         super().__init__()
-        for layer in models.model_spec(model, classes).layers:
+        for layer in models.layered_spec(model, classes).layers:
             is_norm = layer.kind == "norm"
             self.add_module(layer.name, _build_norm(layer.out_channels, model) if is_norm else build_layer(layer))
             if layer.norm:

@@ -34,7 +34,7 @@ class Inception(nn.Module):
         super().__init__()
         self.table = inception_table(model)
         self._named: dict[str, nn.Module] = {}
-        for layer in models.model_spec(model, classes).layers:
+        for layer in models.layered_spec(model, classes).layers:
             self._add_module_at(layer.name, build_layer(layer))
             if layer.norm:
                 norm = BatchNorm(layer.out_channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)

@@ -82,7 +82,7 @@ def build_param_shard(
 def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: models.ModelSpec) -> list[ParamSlice]:
     """Return the slices of all parameters, in model order. Raises InputError if a pattern of `skip` matches none."""
     options, views = param_options(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
-    norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
+    norms = {parameter.name for parameter in spec.parameters if parameter.is_norm}
     return [
         ParamSlice(
             name,

@@ -237,6 +237,21 @@ def test_trackers_that_are_not_installed(tmp_path, monkeypatch):
     assert find_problems(config, "containers") == []
 
 
+@pytest.mark.parametrize(
+    ("package", "change", "key", "extra"),
+    [
+        ("timm", "model.name=timm:resnet18", "model.name", "timm"),
+        ("timm", "train.start_from=timm:resnet18.a1_in1k", "train.start_from.weights", "timm"),
+        ("huggingface_hub", f"train.start_from=hf://a/b@{'0' * 40}", "train.start_from.weights", "hub"),
+    ],
+)
+def test_libraries_of_models_and_weights_are_needed(tmp_path, monkeypatch, package, change, key, extra):
+    monkeypatch.setattr(software, "find_spec", lambda name: None if name == package else find_spec(name))
+    error = only(document(tmp_path, change))
+    assert error.field == key
+    assert f"`pip install 'podscale[{extra}]'`" in error.hint
+
+
 def test_a_folder_that_wandb_left_is_no_package(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

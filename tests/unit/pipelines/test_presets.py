@@ -103,7 +103,10 @@ def test_presets_do_not_differ_by_accident():
                 assert difflib.SequenceMatcher(None, texts[first], texts[second]).ratio() < 0.9
 
 
-OWN = ("digits", "digits-ensemble", "imagefolder", "imagenette", "tpu-v5e-16", "tpu-v6e-64")
+OWN = (
+    *("digits", "digits-ensemble", "imagefolder", "imagenette", "linear-probe", "fine-tune"),
+    *("tpu-v5e-16", "tpu-v6e-64"),
+)
 PUBLISHED = published_presets()
 
 # Written here a second time, from the sources that the heads of the presets name: global batch, ranks, optimizer,

@@ -1,7 +1,9 @@
 """The model card: figures, limits and how to load, with class names that try to break out of Markdown."""
 
+import json
 from pathlib import Path
 
+import yaml
 from safetensors.numpy import load_file
 
 from podscale.evaluation.evaluation_json import read_evaluation
@@ -53,3 +55,17 @@ def test_class_names_cannot_break_the_markdown(tmp_path: Path) -> None:
 
 def test_inline_text_is_literal() -> None:
     assert escape_markdown("*[x](y)*") == "\\*\\[x\\](y)\\*"
+
+
+def test_the_card_names_the_initial_weights_and_what_was_not_trained(digits_run: DigitsRun, run: Path) -> None:
+    description = json.loads((run / "model" / "model.json").read_text())
+    origin = {"source": "a*b.pth", "sha256": "5" * 64, "loaded": 7, "head": "replaced", "skipped": ["fc.bias"]}
+    description.setdefault("training", {})["started_from"] = {**origin, "initialised": ["fc.bias"]}
+    (run / "model" / "model.json").write_text(json.dumps(description))
+    path = run / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["train"] = {**values.get("train", {}), "freeze": ["layer1.*"], "layer_decay": 0.5}
+    path.write_text(yaml.safe_dump(values))
+    card = write_model_card(run, digits_run.shard_set).read_text()
+    for text in ("a\\*b.pth", "5" * 64, "7 arrays", "fc.bias", "layer1.\\*", "0.5"):
+        assert text in card, text

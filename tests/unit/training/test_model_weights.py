@@ -14,7 +14,8 @@ from podscale.pytorch.train_state import as_array, load_weights_file
 from podscale.runs.checkpoint.format import CheckpointEntry, CheckpointManifest, RunIdentity
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE
-from podscale.training.model_weights import TrainedModel, entry_of_epoch, export_model
+from podscale.training.initial_weights import entry_of_epoch
+from podscale.training.model_weights import TrainedModel, export_model
 from podscale.training.run_progress import RunProgress
 from tests.support.refusals import refused
 

@@ -65,7 +65,7 @@ def test_only_weights_decay() -> None:
         f"{layer}.weight" for layer in ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
     }
     assert roles["conv1.bias"] == roles["fc8.bias"] == "bias"
-    assert roles["bn_pool5.weight"] == roles["bn_pool5.bias"] == "norm"
+    assert (roles["bn_pool5.weight"], roles["bn_pool5.bias"]) == ("norm_scale", "norm_bias")
 
 
 @pytest.mark.parametrize("side", [63, 224, 100])

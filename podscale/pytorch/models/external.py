@@ -1,0 +1,188 @@
+"""Models from torchvision, timm or a user's module (`model.name` with a prefix), as modules with our batch norm."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from podscale.config import ModelSection
+from podscale.config.model_names import model_source
+from podscale.errors import InputError
+from podscale.pytorch.batch_norm.convert import convert_batch_norm
+
+RESERVED_OPTIONS = {
+    "num_classes": "the shard set has the classes",
+    **dict.fromkeys(
+        ("weights", "weights_backbone", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"),
+        "initial weights are named by train.start_from",
+    ),
+    **dict.fromkeys(("features_only", "cache_dir", "progress"), "it makes no classifier"),
+}
+"""Arguments that model.options may not have, and the reason."""
+
+
+@dataclass(frozen=True)
+class ModelFactory:
+    """Function that builds a model from elsewhere.
+
+    Args:
+        name: value of model.name.
+        build: called with `num_classes` and the options.
+        described_by: function with the signature of the options.
+        fixed: arguments that Podscale sets.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    described_by: Callable[..., Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, classes: int, options: Mapping[str, Any]) -> nn.Module:
+        """Build the module, initialised from torch's current seed; raises InputError if that fails."""
+        try:
+            network = self.build(num_classes=classes, **self.fixed, **options)
+        except Exception as error:
+            field_name, got = ("model.options", dict(options)) if options else ("model.name", self.name)
+            problem = f"{self.name} cannot be built: {type(error).__name__}: {first_line(error)}"
+            raise InputError(problem, field=field_name, got=got) from error
+        if not isinstance(network, nn.Module):
+            problem = f"returns {type(network).__name__}, not a torch.nn.Module"
+            raise InputError(problem, field="model.name", got=self.name)
+        return network
+
+    def on_meta(self, classes: int, options: Mapping[str, Any]) -> nn.Module:
+        """Build the module without memory for its weights, on the meta device; torch's seed stays as it is."""
+        with torch.random.fork_rng(devices=[]):
+            try:
+                with torch.device("meta"):
+                    return self(classes, options)
+            except InputError:  # an initialisation that reads values
+                return self(classes, options).to("meta")
+
+    @cached_property
+    def option_names(self) -> frozenset[str] | None:
+        """Names that model.options may have; None if the factory takes any name."""
+        names, takes_any = _keywords(self.described_by)
+        if takes_any:
+            class_names, takes_any = _keywords(type(self.on_meta(2, {})).__init__)
+            names |= class_names
+        return None if takes_any else frozenset(names - {"self"} - RESERVED_OPTIONS.keys())
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError if a name in model.options is reserved or unknown."""
+        for name in options:
+            if reason := RESERVED_OPTIONS.get(name):
+                raise InputError(f"not an option: {reason}", field=f"model.options.{name}", hint="Leave it out.")
+        known = self.option_names if options else None
+        for name in options if known is not None else ():
+            if name not in known:
+                hint = _did_you_mean([name], known) or f"It has {', '.join(sorted(known)) or 'no options'}."
+                raise InputError(f"{self.name} has no such option", field=f"model.options.{name}", hint=hint)
+
+
+def build_external(model: ModelSection, classes: int) -> nn.Module:
+    """Build a model from elsewhere, in fp32 on the CPU, initialised from torch's current seed; with our batch norm."""
+    factory = find_factory(model.name)
+    factory.check_options(model.options)
+    return convert_batch_norm(factory(classes, model.options), model.batch_norm, model.name)
+
+
+def find_factory(name: str) -> ModelFactory:
+    """Return the factory of a model's name; raises InputError if its library does not have it."""
+    source = model_source(name)
+    assert source is not None, name
+    match source.library:
+        case "torchvision":
+            return _torchvision_factory(source.name)
+        case "timm":
+            return _timm_factory(source.name)
+        case _:
+            return _python_factory(source.name)
+
+
+def _torchvision_factory(name: str) -> ModelFactory:
+    models = import_library("torchvision", "torch").models
+    names = models.list_models(module=models)
+    if name not in names:
+        raise _unknown("torchvision", name, names)
+    builder = models.get_model_builder(name)
+    return ModelFactory(f"torchvision:{name}", builder, builder, {"weights": None})
+
+
+def _timm_factory(name: str) -> ModelFactory:
+    timm = import_library("timm", "timm")
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture) or (name != architecture and name not in timm.list_pretrained()):
+        raise _unknown("timm", name, [*timm.list_models(), *timm.list_pretrained()])
+
+    def build(**options: Any) -> Any:
+        return timm.create_model(name, pretrained=False, **options)
+
+    return ModelFactory(f"timm:{name}", build, timm.model_entrypoint(architecture))
+
+
+def _python_factory(name: str) -> ModelFactory:
+    module_name, _, path = name.partition(":")
+    shown = f"python:{name}"
+    try:
+        found: Any = import_module(module_name)
+    except Exception as error:
+        problem = f"the module {module_name} cannot be imported: {type(error).__name__}: {first_line(error)}"
+        hint = "Install it where the run trains, or add its folder to PYTHONPATH."
+        raise InputError(problem, field="model.name", got=shown, hint=hint) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            names = [each for each in vars(found) if callable(getattr(found, each))]
+            problem = f"{module_name} has no {path}"
+            raise InputError(problem, field="model.name", got=shown, hint=_did_you_mean([part], names))
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{path} is not callable", field="model.name", got=shown)
+    return ModelFactory(shown, found, found)
+
+
+def import_library(name: str, extra: str, field: str = "model.name") -> Any:
+    """Import an optional library; raises InputError with the extra that installs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        hint = f"Run `pip install 'podscale[{extra}]'`, or use an image that has it."
+        raise InputError(f"{name} is not installed", field=field, hint=hint) from error
+
+
+def _unknown(library: str, name: str, names: Iterable[str]) -> InputError:
+    """Return the error of a name that the library does not have, with a similar one of the library."""
+    similar = _did_you_mean([name], names, prefix=f"{library}:")
+    hint = similar or f"List its names with `python -c 'import {library}; print({LISTS[library]})'`"
+    return InputError(f"{library} has no such model", field="model.name", got=f"{library}:{name}", hint=hint)
+
+
+LISTS = {"torchvision": "torchvision.models.list_models(module=torchvision.models)", "timm": "timm.list_models()"}
+
+
+def _did_you_mean(names: Iterable[str], known: Iterable[str], prefix: str = "") -> str:
+    """Return the hint with the known name that is most similar to one of `names`; "" if none is."""
+    known = list(known)
+    for name in names:
+        if similar := difflib.get_close_matches(name, known, 1, 0.6):
+            return f"Did you mean {prefix}{similar[0]}?"
+    return ""
+
+
+def _keywords(function: Callable[..., Any]) -> tuple[set[str], bool]:
+    """Return the names that a function takes as keywords, and whether it takes any other."""
+    parameters = inspect.signature(function).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    names = {parameter.name for parameter in parameters if parameter.kind not in variadic}
+    return names, any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
