@@ -1,11 +1,12 @@
 """Names of published weights in the words of our catalogue."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from podscale.models.spec import Shape
 
-Renames = Sequence[tuple[str, str]]
+Replacement = str | Callable[[re.Match[str]], str]
+Renames = Sequence[tuple[str, Replacement]]
 """Pairs of a regular expression and its replacement, applied to each name in order."""
 
 WRAPPERS: Renames = ((r"^(?:module|_orig_mod|model|backbone|net|encoder)\.(?=\w)", ""),)
@@ -14,7 +15,7 @@ TIMM_RESNET_V2: Renames = (
     (r"^stem\.conv\.", "conv1."),
     (r"^norm\.", "bn_last."),
     (r"^head\.fc\.", "fc."),
-    (r"^stages\.(\d)\.blocks\.", lambda match: f"layer{int(match[1]) + 1}."),  # type: ignore[list-item]
+    (r"^stages\.(\d)\.blocks\.", lambda match: f"layer{int(match[1]) + 1}."),
     (r"\.norm(\d)\.", r".bn\1."),
     (r"\.downsample\.conv\.", ".downsample.0."),
 )

@@ -54,7 +54,7 @@ def _convert(layer: _BatchNorm, section: BatchNormSection, model_name: str) -> B
         ours = (BatchNorm if takes_images else FlattenedBatchNorm)(layer.num_features)
     elif kind.__name__ == "BatchNormAct2d" and hasattr(layer, "act") and hasattr(layer, "drop"):
         ours = ActivatedBatchNorm(layer.num_features)
-        ours.drop, ours.act = layer.drop, layer.act
+        ours.drop, ours.act = layer.get_submodule("drop"), layer.get_submodule("act")
     else:
         raise InputError(
             f"has a batch norm of a kind that Podscale does not know, {kind.__module__}.{kind.__qualname__}",
@@ -66,5 +66,5 @@ def _convert(layer: _BatchNorm, section: BatchNormSection, model_name: str) -> B
     ours.eps = layer.eps if section.eps == default.eps else section.eps
     ours.momentum = layer.momentum if section.momentum == default.momentum else section.momentum
     ours.weight, ours.bias = layer.weight, layer.bias
-    ours.running_mean, ours.running_var = layer.running_mean, layer.running_var
+    ours.running_mean, ours.running_var = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
     return ours.train(layer.training)

@@ -80,8 +80,8 @@ class ModelFactory:
             if reason := RESERVED_OPTIONS.get(name):
                 raise InputError(f"not an option: {reason}", field=f"model.options.{name}", hint="Leave it out.")
         known = self.option_names if options else None
-        for name in options if known is not None else ():
-            if name not in known:
+        for name in options:
+            if known is not None and name not in known:
                 hint = _did_you_mean([name], known) or f"It has {', '.join(sorted(known)) or 'no options'}."
                 raise InputError(f"{self.name} has no such option", field=f"model.options.{name}", hint=hint)
 

@@ -106,7 +106,8 @@ def _cached_spec(model_json: str, classes: int) -> ExternalSpec:
 
 def _parameters(network: nn.Module) -> Iterator[ParamSpec]:
     """Yield the trained parameters in the order of the module."""
-    no_decay = set(network.no_weight_decay()) if callable(getattr(network, "no_weight_decay", None)) else set()
+    list_excluded: Any = getattr(network, "no_weight_decay", None)
+    no_decay = set(list_excluded()) if callable(list_excluded) else set()
     owners = {
         f"{prefix}.{name}".removeprefix("."): module
         for prefix, module in network.named_modules()
