@@ -154,15 +154,17 @@ REFERENCE = "podscale torchvision (PIL's pixels)"
 USUAL = "PIL + torchvision transforms"
 FILTERS = {"bilinear": "", "bicubic": ", bicubic"}
 """Filters, and the ends of the names of their pipelines."""
+FILTERED: dict[str, Callable[[str], Pipeline]] = {
+    REFERENCE: partial(podscale_loader, "torchvision"),
+    "podscale dali (CPU)": partial(podscale_loader, "dali"),
+    USUAL: pil_transforms,
+    "torchvision decode_jpeg + tensor transforms": tensor_transforms,
+}
+"""Pipelines by the filter that they resize with."""
 PIPELINES: dict[str, Pipeline] = {
     f"{name}{ending}": build(interpolation)
     for interpolation, ending in FILTERS.items()
-    for name, build in {
-        REFERENCE: partial(podscale_loader, "torchvision"),
-        "podscale dali (CPU)": partial(podscale_loader, "dali"),
-        USUAL: pil_transforms,
-        "torchvision decode_jpeg + tensor transforms": tensor_transforms,
-    }.items()
+    for name, build in FILTERED.items()
 } | {"simplejpeg + OpenCV linear": opencv, "(decoding alone, simplejpeg)": decode_only}
 
 

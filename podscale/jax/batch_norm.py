@@ -58,10 +58,10 @@ class DeviceGroup(NamedTuple):
         if not self.axes:
             return values
         length = lax.axis_size(self.axes)
-        if self.size in (None, length):
-            return lax.pmean(values, self.axes)
-        groups = np.arange(length).reshape(-1, self.size or 1).tolist()
-        return lax.pmean(values, self.axes, axis_index_groups=groups)
+        whole = self.size in (None, length)
+        groups = None if whole else np.arange(length).reshape(-1, self.size or 1).tolist()
+        mean: Array = lax.pmean(values, self.axes, axis_index_groups=groups)
+        return mean
 
     def with_tiles(self) -> "DeviceGroup":
         """Return the group with all devices that share its images."""

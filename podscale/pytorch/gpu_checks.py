@@ -5,7 +5,7 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -90,7 +90,7 @@ class GpuIdentity(NamedTuple):
 
 
 def gpu_identity(device: torch.device) -> GpuIdentity:
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # its stubs lack the address on PCI
     numbers = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     return GpuIdentity(socket.gethostname(), numbers, properties.name)
 
