@@ -184,8 +184,8 @@ def parameters(command: Command) -> Iterator[CommandParameter]:
     hints = get_type_hints(command.function, include_extras=True)
     for name, parameter in inspect.signature(command.function).parameters.items():
         kind, *extras = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
-        info = next(extra for extra in extras if isinstance(extra, ArgumentInfo | OptionInfo))
-        if info.hidden:
+        info = next((extra for extra in extras if isinstance(extra, ArgumentInfo | OptionInfo)), None)
+        if info is None or info.hidden:  # Typer passes its context without one
             continue
         required = parameter.default is inspect.Parameter.empty
         yield CommandParameter(

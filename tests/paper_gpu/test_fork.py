@@ -6,7 +6,7 @@ from tests.paper_gpu.stub import run_code
 
 CODE = """
 import os
-from podscale.launch.fork_launcher import preload_module
+from podscale.launch.worker_main import preload_module
 preload_module("podscale.pytorch.worker")
 print(os.path.exists(os.environ["PAPER_CALLS"]))
 import torch

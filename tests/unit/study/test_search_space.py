@@ -51,7 +51,7 @@ def test_a_choice_is_one_point_with_every_seed() -> None:
     assert [trial.seed for trial in trials] == [1, 2]
     (rate,) = {trial.rate for trial in trials}
     assert rate == 0.1 * 2 * 0.5  # linear rule from batch 64 to 128, and the factor
-    (config,) = {trial.config.train.model_copy() for trial in trials[:1]}
+    config = trials[0].config.train
     assert (config.global_batch, config.schedule.name, config.optimizer.nesterov) == (128, "constant", False)
 
 
