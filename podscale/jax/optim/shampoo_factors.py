@@ -197,9 +197,10 @@ class FactorLayout(ExtraStateLayout):
         Roots that fail, and all if not `finite` (bool scalar), stay as in `extra`.
         """
         roots = {}
+        local: Array | None = None
         for group, power in self.powers.items():
             old = extra[f"roots/{group}"]
-            local = inverse_root(extra[f"statistics/{group}"], power, section)
+            local = inverse_root(_computed_after(local, extra[f"statistics/{group}"]), power, section)
             new = lax.all_gather(local, self.replicas.axes, tiled=True) if self.replicas.axes else local
             roots[f"roots/{group}"] = _choose_finite_matrices(new, old, finite)
         return roots
@@ -240,6 +241,18 @@ def _choose_finite_matrices(new: Array, old: Array, finite: Array) -> Array:
     """Return the finite matrices of `new` if the step is `finite` (bool scalar), and the others of `old`."""
     is_chosen = jnp.isfinite(new).all((1, 2)) & finite
     return jnp.where(is_chosen[:, None, None], new, old)
+
+
+def _computed_after(previous: Array | None, matrices: Array) -> Array:
+    """Return `matrices` as they are, but not before `previous` is computed.
+
+    On CPUs, `eigh` of several matrices keeps a thread of XLA's pool until other threads of it have done its parts.
+    If as many run at the same time as there are threads, none ends (jaxlib 0.10.2, by the stacks of such a process).
+    A root is never -inf, which the compiler does not know.
+    """
+    if previous is None:
+        return matrices
+    return matrices * jnp.where(previous.ravel()[0] == -jnp.inf, 0.0, 1.0).astype(matrices.dtype)
 
 
 def inverse_root(matrices: Array, power: int, section: ShampooSection) -> Array:

@@ -4,6 +4,9 @@ In float64 both engines run in it from the first weights on. Sharded steps, and 
 simulated devices.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -336,3 +339,32 @@ def test_the_state_of_shampoo_is_packed_and_unpacked_without_loss() -> None:
         back = layout.unpack(packed)
         assert back.keys() == named.keys()
         assert all(np.array_equal(back[name], array) for name, array in named.items())
+
+
+ROOTS_ON_ONE_DEVICE = """
+import jax, jax.numpy as jnp, numpy as np
+from podscale.config.optimizer import ShampooSection
+from podscale.jax.optim import FactorLayout, ReplicaAxes
+
+shapes = {f"w{size}.{part}": (size, 128, 3) for size in range(32, 120, 8) for part in range(6)}
+section = ShampooSection()
+layout = FactorLayout(shapes, section, ReplicaAxes())
+draw = np.random.default_rng(0)
+extra = {}
+for name, value in layout.pack(layout.initial()).items():
+    rows = draw.normal(size=value.shape)
+    extra[name] = jnp.asarray(rows @ rows.swapaxes(1, 2), jnp.float32)
+roots = jax.jit(lambda extra: layout.new_roots(extra, section, jnp.array(True)))
+for _ in range(3):
+    jax.block_until_ready(roots(extra))
+print(len(layout.powers))
+"""
+
+
+def test_roots_of_many_groups_end_on_one_device() -> None:
+    """With as many eigenvalue problems at a time as XLA has threads, each waits for the others for good."""
+    environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ROOTS_ON_ONE_DEVICE]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 4
