@@ -1,6 +1,7 @@
 """Fixture that runs a function on worlds of real processes."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -45,8 +46,7 @@ def run_world() -> RunWorld:
             context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1]))
             for rank in range(size)
         ]
-        for process in processes:
-            process.start()
+        _fork(processes)
         for _, writer in pipes:
             writer.close()  # so that the pipe closes when the process exits
         try:
@@ -63,6 +63,20 @@ def run_world() -> RunWorld:
         return [value for _, value in answers]
 
     return run
+
+
+def _fork(processes: list[ForkProcess]) -> None:
+    """Start processes in which the garbage collector leaves the objects of this one alone.
+
+    A finalizer may wait for a thread that only the parent has: earlier tests leave such objects, and a rank that
+    collected one would never answer.
+    """
+    gc.freeze()
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        gc.unfreeze()
 
 
 def _collect(readers: list[Connection], seconds: float) -> list[tuple[bool, Any]]:
