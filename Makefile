@@ -34,7 +34,7 @@ test-examples: .venv/.dev ## run the commands of the tutorials and the small for
 test-drills: .venv/.dev ## run the drills as tests, with two workers for five minutes (see `make drills`); needs Prometheus and root
 	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)
 
-test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, in some minutes; needs gcc, no GPU
+test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, in three minutes; needs gcc, no GPU
 	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu $(ARGS)
 
 test-programs: ## install Debian's packages of programs without which tests are skipped: needs root

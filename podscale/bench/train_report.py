@@ -14,19 +14,21 @@ from podscale.util.formatting import format_bytes
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """Rates of ResNet-50 at 224 px to compare one GPU with, images/s: a published one, and our milestones."""
+class ReferenceRates:
+    """Rates of ResNet-50 at 224 px per GPU to compare with, images/s: a published one, and our milestones."""
 
     published: float
     source: str
     milestones: tuple[int, ...]
 
 
-YARDSTICKS = {
-    "H200": Yardstick(
+REFERENCE_RATES = {
+    "H200": ReferenceRates(
         7960.0, "NVIDIA, MXNet, MLPerf v4.0, 8 devices with their communication", (5500, 7000, 8000, 9500)
     ),
-    "H100": Yardstick(7000.0, "NVIDIA, MXNet, MLPerf v3.1, about: 8 devices with evaluation", (5000, 6000, 7000, 8000)),
+    "H100": ReferenceRates(
+        7000.0, "NVIDIA, MXNet, MLPerf v3.1, about: 8 devices with evaluation", (5000, 6000, 7000, 8000)
+    ),
 }
 """By chip of `hardware.gpus`. NVIDIA's H100 took 13.34 minutes for 35 epochs."""
 REAL_FRACTION = 0.98
@@ -110,13 +112,13 @@ def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
     if best := max(synthetic, key=_row_rate, default=None):
         lines.append(f"Fastest with synthetic images: {best.name}, {_row_rate(best):,.1f} images/s.")
         chip = find_gpu_chip(_result(best)["device"])
-        yardstick = YARDSTICKS.get(chip.name) if chip else None
-        if chip and yardstick and _option(best, "model.name") == "resnet50":
-            passed = [str(mark) for mark in yardstick.milestones if _row_rate(best) >= mark]
+        reference = REFERENCE_RATES.get(chip.name) if chip else None
+        if chip and reference and _option(best, "model.name") == "resnet50":
+            passed = [str(mark) for mark in reference.milestones if _row_rate(best) >= mark]
             lines.append(
-                f"That is {_row_rate(best) / yardstick.published:.2f} of the best published rate per {chip.name} "
-                f"({yardstick.published:,.0f}: {yardstick.source}). "
-                f"Milestones {', '.join(map(str, yardstick.milestones))}: passed {', '.join(passed) or 'none'}."
+                f"That is {_row_rate(best) / reference.published:.2f} of the best published rate per {chip.name} "
+                f"({reference.published:,.0f}: {reference.source}). "
+                f"Milestones {', '.join(map(str, reference.milestones))}: passed {', '.join(passed) or 'none'}."
             )
     for row in measured:
         if row.key["images"] == "real" and (twin := _comparable_row(row, synthetic, "input.loader", "input.workers")):

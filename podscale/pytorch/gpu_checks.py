@@ -30,10 +30,11 @@ def choose_device(environ: Mapping[str, str] = os.environ) -> torch.device:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    local_rank, gpus = int(environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank == gpus:  # one message for each node
-        log.info(f"local ranks from {gpus} on use GPUs from number 0 on: each rank sees {gpus}")
-    return torch.device("cuda", local_rank % gpus)
+    return torch.device("cuda", _local_rank(environ) % torch.cuda.device_count())
+
+
+def _local_rank(environ: Mapping[str, str]) -> int:
+    return int(environ.get("LOCAL_RANK", "0"))
 
 
 def check_gpu(train: TrainSection, environ: Mapping[str, str] = os.environ) -> None:
@@ -44,6 +45,8 @@ def check_gpu(train: TrainSection, environ: Mapping[str, str] = os.environ) -> N
     if device.type == "cpu":
         _check_no_gpu_is_lost(torch.version.cuda)
         return
+    if _local_rank(environ) == (gpus := torch.cuda.device_count()):  # one message for each node
+        log.info(f"local ranks from {gpus} on use GPUs from number 0 on: each rank sees {gpus}")
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     version = ".".join(map(str, capability))
     oldest = min(map(_architecture_number, torch.cuda.get_arch_list()), default=0)

@@ -91,7 +91,7 @@ def missing_for_triton() -> list[str]:
     headers = Path(sysconfig.get_paths(scheme="posix_prefix")["include"], "Python.h")
     missing = [] if compiler else ["a C compiler"]
     if Path(compiler).name != PRECOMPILED_FOR_TRITON and not headers.exists():
-        missing.append(f"{headers}")
+        missing.append(str(headers))
     return missing
 
 

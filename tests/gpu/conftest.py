@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ def document() -> Callable[..., RunConfig]:
 
 
 @pytest.fixture
-def train_here() -> TrainHere:
-    """Return `train_here(world, config, shards, watch)`, which trains and returns all tensors of the final state.
+def train_here(world: Any) -> TrainHere:
+    """Return `train_here(config, shards, watch)`, which trains and returns all tensors of the final state.
 
     `watch(trainer, step)`, if given, is called before each step.
     """
-    return _train_here
+    return partial(_train_here, world)
 
 
 def _train_here(

@@ -18,7 +18,6 @@ def untimed(name: str) -> Any:
     ("algorithm", "cuda_graph"), [("flat", False), ("torus2d", False), ("ddp", False), ("flat", True)]
 )
 def test_a_stopped_training_resumes_to_the_bit(
-    world: Any,
     make_shard_set: Any,
     document: Any,
     train_here: Any,
@@ -40,8 +39,8 @@ def test_a_stopped_training_resumes_to_the_bit(
         config = document(tmp_path / name, precision=precision, all_reduce=all_reduce, cuda_graph=cuda_graph)
         if stop is not None:
             with pytest.raises(Preempted):
-                train_here(world, config, shards, stop_at(stop))
-        states.append(train_here(world, config, shards))
+                train_here(config, shards, stop_at(stop))
+        states.append(train_here(config, shards))
     assert states[0].keys() == states[1].keys()
     if algorithm != "ddp":  # its buckets change after the first step of a launch
         assert [n for n in states[0] if not torch.equal(states[0][n], states[1][n])] == []

@@ -42,19 +42,19 @@ def no_autotuning(monkeypatch: Any) -> Iterator[None]:
     ids=["sgd", "torus2d", "lars, accumulated", "sharded"],
 )
 def test_a_replayed_graph_gives_the_bits_of_eager_steps(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any, precision: str
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any, precision: str
 ) -> None:
     """12 steps, 3 of them warm-up and the rest replays, equal 12 eager ones."""
     shards = make_shard_set()
     states = []
     for graph in (False, True):
         config = document(tmp_path / str(graph), cuda_graph=graph, precision=precision, **options)
-        states.append(train_here(world, config, shards))
+        states.append(train_here(config, shards))
     assert different(*states) == []
 
 
 def test_dropout_draws_new_masks_in_every_replay(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:
     shards = make_shard_set()
     states = []
@@ -62,7 +62,7 @@ def test_dropout_draws_new_masks_in_every_replay(
         config = document(
             tmp_path / str(graph), model=ALEXNET, size=224, cuda_graph=graph, schedule={"learning_rate": 0.001}
         )
-        states.append(train_here(world, config, shards))
+        states.append(train_here(config, shards))
     assert different(*states) == []
 
 
@@ -72,7 +72,7 @@ def test_dropout_draws_new_masks_in_every_replay(
     ids=["fp32", "fp16", "bf16-pure, sharded"],
 )
 def test_the_running_average_follows_replayed_steps(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any
 ) -> None:
     """It has the bits of eager steps, and follows the recursion of the weights after every second replay."""
     import torch
@@ -90,7 +90,7 @@ def test_the_running_average_follows_replayed_steps(
 
     for graph in (False, True):
         config = document(tmp_path / str(graph), cuda_graph=graph, ema=ema, **options)
-        states.append(train_here(world, config, shards, watch))
+        states.append(train_here(config, shards, watch))
     assert different(*states) == []
     trained[12] = weights(states[1])
     average = trained[0]
@@ -103,7 +103,7 @@ def test_the_running_average_follows_replayed_steps(
 
 
 def test_sampled_steps_report_times_and_do_not_change_the_result(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:
     shards, samples = make_shard_set(), []
 
@@ -112,8 +112,8 @@ def test_sampled_steps_report_times_and_do_not_change_the_result(
             trainer.step._sample_every = 2
             trainer.step._on_sampled = samples.append
 
-    sampled = train_here(world, document(tmp_path / "sampled", cuda_graph=True), shards, watch)
-    plain = train_here(world, document(tmp_path / "plain", cuda_graph=True), shards)
+    sampled = train_here(document(tmp_path / "sampled", cuda_graph=True), shards, watch)
+    plain = train_here(document(tmp_path / "plain", cuda_graph=True), shards)
     assert different(sampled, plain) == []
     assert len(samples) >= 4
     for times in samples:
@@ -125,7 +125,6 @@ def test_sampled_steps_report_times_and_do_not_change_the_result(
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize(("precision", "mix"), [("bf16", {}), ("fp16", {}), ("bf16", {"mixup": 0.2, "cutmix": 1.0})])
 def test_the_host_never_waits_between_steps(
-    world: Any,
     make_shard_set: Any,
     document: Any,
     train_here: Any,
@@ -152,7 +151,7 @@ def test_the_host_never_waits_between_steps(
         }
     )
     try:
-        train_here(world, config, make_shard_set(), watch)
+        train_here(config, make_shard_set(), watch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert seen == list(range(12))
@@ -162,22 +161,20 @@ def test_the_host_never_waits_between_steps(
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.usefixtures("no_autotuning")
 def test_compiled_steps_equal_eager_ones(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, mode: str, cuda_graph: bool
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, mode: str, cuda_graph: bool
 ) -> None:
     if mode == "reduce-overhead" and cuda_graph:
         pytest.skip("records its own graphs (refused by the document's checks)")
     shards = make_shard_set()
     options = {"deterministic": False, "schedule": {"learning_rate": 0.01}, "epochs": 2}
-    plain = train_here(world, document(tmp_path / "plain", **options), shards)
-    compiled = train_here(
-        world, document(tmp_path / "compiled", compile=mode, cuda_graph=cuda_graph, **options), shards
-    )
+    plain = train_here(document(tmp_path / "plain", **options), shards)
+    compiled = train_here(document(tmp_path / "compiled", compile=mode, cuda_graph=cuda_graph, **options), shards)
     weights = [{n: t for n, t in state.items() if n.startswith("model/")} for state in (compiled, plain)]
     assert different(*weights, tolerance=0.02) == []
 
 
 def test_inception_trains_with_deterministic_kernels(
-    world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:
     """Backward of its average pooling must not be an operator that torch refuses; two runs give the same bits."""
     shards = make_shard_set()
@@ -185,7 +182,7 @@ def test_inception_trains_with_deterministic_kernels(
     states = []
     for name in ("first", "second"):
         config = document(tmp_path / name, model=model, size=139, epochs=1, schedule={"learning_rate": 0.001})
-        states.append(train_here(world, config, shards))
+        states.append(train_here(config, shards))
     assert different(*states) == []
 
 

@@ -1,25 +1,28 @@
 """CUDA on paper: streams, events and pinned memory in Python, and a mode that watches every operator of a step.
 
 The tensors are fake (shapes, dtypes and memory formats without values), so a step of a real network takes a second.
-Every operator runs on the current stream of the timeline. NCCL's calls run on a stream of their group, which the
-current stream waits for if the call is synchronous, or once `wait` is called.
+Every operator runs on the current stream of the timeline. NCCL's calls run on a stream of their group. The current
+stream follows a call when its `wait` is called, which torch does itself in synchronous calls.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.paper_gpu.timeline import Access, Clock, Memory, Timeline, on_device
+from tests.paper_gpu.timeline import Access, Clock, Memory, Stream, Timeline, on_device
 
 WAITING_OPERATORS = (
     "aten::_local_scalar_dense",
@@ -30,15 +33,17 @@ WAITING_OPERATORS = (
 )
 """Operators whose result the host needs, so that it waits for the device."""
 COLLECTIVE_WRITES = {
-    "c10d::allreduce_": (0,),
-    "c10d::broadcast_": (0,),
-    "c10d::reduce_": (0,),
-    "c10d::_allgather_base_": (0,),
-    "c10d::_reduce_scatter_base_": (0,),
-    "c10d::recv_": (0,),
-    "c10d::send": (),
+    "c10d::allreduce_": "tensors",
+    "c10d::broadcast_": "tensors",
+    "c10d::reduce_": "tensors",
+    "c10d::_allgather_base_": "output_tensor",
+    "c10d::_reduce_scatter_base_": "output_tensor",
+    "c10d::recv_": "tensors",
+    "c10d::send": None,
 }
-"""Arguments that a collective writes; it reads all tensors."""
+"""Argument that a collective writes; it reads all tensors."""
+ROOTS_AND_PEERS = ("root_rank", "src", "dst")
+"""Arguments with a rank of the collective's group."""
 
 
 class PaperGpu:
@@ -47,9 +52,8 @@ class PaperGpu:
     def __init__(self) -> None:
         self.timeline = Timeline()
         self.memory = Memory(self.timeline)
-        self.stream: Any = None  # set below
-        self.default_stream = PaperStream(self, number=0)
-        self.stream = self.default_stream
+        self._stream_numbers = count()
+        self.stream = self.new_stream()
         self.capturing = False
         self.step = 0
         self.host_waits: list[str] = []
@@ -59,8 +63,18 @@ class PaperGpu:
         self.collectives: list[tuple[str, str, int, str, int]] = []
         """(group, operator, elements, dtype, root or peer) of each call, in order."""
         self.first_used_in_capture: list[str] = []
+        self.ends: dict[dist.Work, Clock] = {}
+        """What is over at the end of each collective."""
         self._groups: set[str] = set()
         self._pinned: dict[int, StorageWeakRef] = {}
+
+    def new_stream(self) -> "PaperStream":
+        return PaperStream(self, next(self._stream_numbers))
+
+    def clear(self) -> None:
+        """Forget the findings and the calls so far."""
+        for findings in (self.host_waits, self.copies, self.mixed, self.collectives, self.memory.races):
+            findings.clear()
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._pinned
@@ -80,11 +94,8 @@ class PaperGpu:
 class PaperStream:
     """Stream of the timeline, in place of `torch.cuda.Stream`."""
 
-    made = 0
-
-    def __init__(self, gpu: PaperGpu, number: int | None = None) -> None:
-        PaperStream.made += 1
-        self.gpu, self.number = gpu, PaperStream.made if number is None else number
+    def __init__(self, gpu: PaperGpu, number: int) -> None:
+        self.gpu, self.number = gpu, number
         self.device = torch.device("cuda", 0)
 
     def wait_stream(self, other: "PaperStream") -> None:
@@ -93,11 +104,10 @@ class PaperStream:
     def wait_event(self, event: "PaperEvent") -> None:
         self.gpu.timeline.wait(self.number, event.clock)
 
-    def record_event(self, event: "PaperEvent | None" = None) -> "PaperEvent":
-        event = event or torch.cuda.Event()  # type: ignore[assignment]
-        assert event is not None
+    def record_event(self) -> "PaperEvent":
+        event: Any = torch.cuda.Event()
         event.record(self)
-        return event
+        return event  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
         self.gpu.wait_on_host("a stream", self.gpu.timeline.record(self.number))
@@ -119,14 +129,8 @@ class PaperEvent:
     def wait(self, stream: PaperStream | None = None) -> None:
         (stream or self.gpu.stream).wait_event(self)
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self) -> None:
         self.gpu.wait_on_host("an event", self.clock, self.gpu.step - self.step)
-
-    def elapsed_time(self, end: "PaperEvent") -> float:
-        return 1.0
 
 
 def where() -> str:
@@ -167,7 +171,9 @@ class Watch(TorchDispatchMode):
             gpu.pin(result)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(on_device(t) or gpu.is_pinned(t) for t in (*tensors, *outputs)):
-            self._run(func, name, args, kwargs, tensors, outputs)
+            end = self._run(func._schema, _bind(func._schema, args, kwargs), tensors, outputs)
+            if name.startswith("c10d::"):
+                gpu.ends[dist.Work.unbox(tree_leaves(result)[-1])] = end
         return result
 
     def _check_devices(self, name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
@@ -188,49 +194,54 @@ class Watch(TorchDispatchMode):
         elif kinds == {"cpu", "cuda"}:
             self.gpu.mixed.append(f"{name} at {where()}")
 
-    def _run(self, func: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], outputs: list[Tensor]) -> None:
-        gpu, schema = self.gpu, func._schema
-        stream, call = gpu.stream.number, where()
+    def _run(self, schema: Any, arguments: dict[str, Any], tensors: list[Tensor], outputs: list[Tensor]) -> Clock:
+        """Record the accesses of an operator or a collective. Returns what is over when it is."""
+        gpu, name, call = self.gpu, schema.name, where()
+        stream: Stream = gpu.stream.number
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
-        for tensor in outputs:
-            if tensor.untyped_storage()._cdata not in known:
-                gpu.memory.allocate(tensor, stream, call)
-        is_collective = name.startswith("c10d::")
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        if (is_view and not is_collective) or name.split("::")[1].startswith(("empty", "new_empty", "detach")):
-            return
-        written = COLLECTIVE_WRITES[name] if is_collective else None
-        if is_collective:
-            stream = self._start_collective(name, args, tensors)
+        allocated = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in known]
+        for tensor in allocated:
+            gpu.memory.allocate(tensor, stream, call)
+        if name.startswith("c10d::"):
+            stream, written = self._start_collective(name, arguments, tensors[0]), {COLLECTIVE_WRITES[name]}
+        elif _touches_no_memory(schema):
+            return gpu.timeline.record(stream)
+        else:
+            written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         gpu.operators[name] += 1
         access = Access(stream, gpu.timeline.launch(stream), name, call)
-        for position, argument in enumerate(schema.arguments):
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            info = argument.alias_info
-            writes = position in written if written is not None else info is not None and info.is_write
+        for argument, value in arguments.items():
             for tensor in tree_leaves(value):
                 if isinstance(tensor, Tensor) and (on_device(tensor) or gpu.is_pinned(tensor)):
-                    gpu.memory.use(tensor, access, writes=writes)
-        for tensor in outputs:
-            if tensor.untyped_storage()._cdata not in known:
-                gpu.memory.use(tensor, access, writes=True)
-        if is_collective and args[-1 if isinstance(args[-1], bool) else -2] is not True:
-            gpu.timeline.wait(gpu.stream.number, gpu.timeline.record(stream))
+                    gpu.memory.use(tensor, access, writes=argument in written)
+        for tensor in allocated:
+            gpu.memory.use(tensor, access, writes=True)
+        return gpu.timeline.record(stream)
 
-    def _start_collective(self, name: str, args: Any, tensors: list[Tensor]) -> str:
+    def _start_collective(self, name: str, arguments: dict[str, Any], tensor: Tensor) -> str:
         """Note the call and return the stream of its group, ordered after the current one."""
-        group = next(a for a in tree_leaves(args) if type(a).__name__ in ("ProcessGroup", "ScriptObject"))
-        ranks = group_name(group)
-        numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
-        gpu = self.gpu
-        gpu.collectives.append((ranks, name, tensors[0].numel(), str(tensors[0].dtype), numbers[0] if numbers else -1))
-        if ranks not in gpu._groups:
-            gpu._groups.add(ranks)
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
+        ranks = [dist.get_global_rank(group, arguments[key]) for key in ROOTS_AND_PEERS if key in arguments]
+        gpu, group_name = self.gpu, group.group_name
+        gpu.collectives.append((group_name, name, tensor.numel(), str(tensor.dtype), *(ranks or [-1])))
+        if group_name not in gpu._groups:
+            gpu._groups.add(group_name)
             if gpu.capturing:
-                gpu.first_used_in_capture.append(f"{ranks} at {where()}")
-        stream = f"nccl {ranks}"
+                gpu.first_used_in_capture.append(f"{group_name} at {where()}")
+        stream = f"nccl {group_name}"
         gpu.timeline.wait(stream, gpu.timeline.record(gpu.stream.number))
         return stream
+
+
+def _bind(schema: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by their names in the schema."""
+    return dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+
+
+def _touches_no_memory(schema: Any) -> bool:
+    """Return True if an operator returns a view, or memory that it does not write."""
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return is_view or schema.name.split("::")[1].startswith(("empty", "new_empty", "detach"))
 
 
 def _scalar_like(tensor: Tensor) -> bool | int | float:
@@ -239,21 +250,10 @@ def _scalar_like(tensor: Tensor) -> bool | int | float:
     return 0.5 if tensor.dtype.is_floating_point else 0
 
 
-def group_name(group: Any) -> str:
-    from torch import distributed as dist
-
-    process_group = group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
-    return process_group.group_name
-
-
 @contextmanager
 def paper_gpu() -> Iterator[PaperGpu]:
     """Replace CUDA by a device on paper, and all new tensors by fake ones."""
     gpu = PaperGpu()
-
-    class Stream(PaperStream):
-        def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
-            super().__init__(gpu)
 
     class Event(PaperEvent):
         pass
@@ -274,15 +274,15 @@ def paper_gpu() -> Iterator[PaperGpu]:
         gpu.memory.read_on_host(tensor, where())
         return [0] * tensor.numel()
 
-    def wait_for_work(work: Any, *timeout: Any) -> bool:
-        for stream in [name for name in gpu.timeline.clocks if isinstance(name, str)]:
-            gpu.timeline.wait(gpu.stream.number, gpu.timeline.record(stream))
+    def wait_for_work(work: dist.Work, *timeout: Any) -> bool:
+        gpu.timeline.wait(gpu.stream.number, gpu.ends.get(work, {}))
         return True
 
-    from torch._C import _distributed_c10d
+    def record_stream(tensor: Tensor, stream: PaperStream) -> None:
+        gpu.memory.record_stream(tensor, stream.number)
 
     replaced: dict[str, Any] = {
-        "Stream": Stream,
+        "Stream": lambda device=None, priority=0: gpu.new_stream(),
         "Event": Event,
         "stream": use_stream,
         "current_stream": lambda device=None: gpu.stream,
@@ -296,9 +296,8 @@ def paper_gpu() -> Iterator[PaperGpu]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", lambda tensor: gpu.pin(tensor)))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", to_list))
-        record = lambda tensor, stream: gpu.memory.record_stream(tensor, stream.number)  # noqa: E731
-        stack.enter_context(mock.patch.object(Tensor, "record_stream", record))
-        stack.enter_context(mock.patch.object(_distributed_c10d.Work, "wait", wait_for_work))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", record_stream))
+        stack.enter_context(mock.patch.object(FakeWork, "wait", wait_for_work))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is a copy that the mode sees
         stack.enter_context(Watch(gpu))

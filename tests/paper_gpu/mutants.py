@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -9,39 +10,32 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale.pytorch import comm_queue, device_prefetcher, step_sync, train_step
-from tests.paper_gpu.device import PaperGpu
+from podscale.pytorch import reducer, step_sync, train_step
+from podscale.pytorch.batch_norm import BatchNorm
+from podscale.pytorch.comm_queue import StreamCommQueue
+from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher
+from podscale.pytorch.reducer import BucketedReducer
+from podscale.pytorch.step_sync import StepSync
+from tests.paper_gpu.device import PaperEvent, PaperGpu, PaperStream
 
 Mutant = Callable[[PaperGpu], AbstractContextManager[Any]]
-MUTANTS: dict[str, Mutant] = {}
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
     return lambda gpu: mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
-class _WithoutWaits:
-    """Stream that does not wait for others."""
+def _without(owner: Any, name: str, instead: Callable[..., Any] = lambda *values: None) -> Callable[[Any], Any]:
+    """Return a function that changes another: while that one runs, a method of `owner` is replaced."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def make(function: Any) -> Any:
+        def changed(*values: Any) -> Any:
+            with mock.patch.object(owner, name, instead):
+                return function(*values)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return changed
 
-    def wait_stream(self, other: Any) -> None: ...
-
-
-def _submit_without_wait(submit: Any) -> Any:
-    def changed(self: Any, operation: Callable[[], None]) -> Any:
-        self._stream = _WithoutWaits(self._stream) if not isinstance(self._stream, _WithoutWaits) else self._stream
-        real = self._stream._stream
-        with torch.cuda.stream(real):
-            operation()
-            done = real.record_event()
-        return lambda: torch.cuda.current_stream().wait_event(done)
-
-    return changed
+    return make
 
 
 def _no_wait_for_result(submit: Any) -> Any:
@@ -52,38 +46,10 @@ def _no_wait_for_result(submit: Any) -> Any:
     return changed
 
 
-def _move_without_wait(move: Any) -> Any:
-    def changed(self: Any, batch: Any) -> Any:
-        with torch.cuda.stream(self._stream):
-            return self._to_device(batch)
-
-    return changed
-
-
-def _move_without_record(move: Any) -> Any:
-    def changed(self: Any, batch: Any) -> Any:
-        with mock.patch.object(Tensor, "record_stream"):
-            return move(self, batch)
-
-    return changed
-
-
-def _send_without_wait(send: Any) -> Any:
-    return lambda self, step, packed, result, stream: send(self, step, packed, result, _WithoutWaits(stream))
-
-
-def _record_nothing(send: Any) -> Any:
-    def changed(self: Any, step: int, packed: Any, result: Any, stream: Any) -> Any:
-        with mock.patch.object(Tensor, "record_stream"):
-            return send(self, step, packed, result, stream)
-
-    return changed
-
-
-def _read_too_early(read: Any) -> Any:
-    def changed(pending: Any) -> Any:
-        with mock.patch.object(torch.cuda.Event, "synchronize"):
-            return read(pending)
+def _no_wait_for_messages(batch_isend_irecv: Any) -> Any:
+    def changed(operations: Any) -> Any:
+        batch_isend_irecv(operations)
+        return []
 
     return changed
 
@@ -133,12 +99,14 @@ def _other_length(average: Any) -> Any:
     return changed
 
 
-def _unpinned_draw(start: Any) -> Any:
-    """The mixer's draw from memory that is not pinned, as it once was."""
+def _swapped_parameters(buffer: Any) -> Any:
+    """Rank 1 exchanges two parameters of the same length, which changes no message's length."""
 
-    def changed(self: Any, step: int) -> None:
-        with mock.patch.object(Tensor, "pin_memory", lambda tensor: tensor):
-            start(self, step)
+    def changed(model: Any, *values: Any, **options: Any) -> Any:
+        parameters = list(model.named_parameters())
+        if dist.get_rank() == 1:
+            parameters[1], parameters[2] = parameters[2], parameters[1]
+        return buffer(SimpleNamespace(named_parameters=lambda: parameters), *values, **options)
 
     return changed
 
@@ -170,28 +138,24 @@ def _multiply_on_host(next_hyperparams: Any) -> Any:
     return changed
 
 
-def _register() -> None:
-    from podscale.pytorch.batch_norm.layer import BatchNorm
-    from podscale.pytorch.reducer import BucketedReducer
-
-    MUTANTS.update(
-        queue_does_not_wait=_replace(comm_queue.StreamCommQueue, "submit", _submit_without_wait),
-        nobody_waits_for_queue=_replace(comm_queue.StreamCommQueue, "submit", _no_wait_for_result),
-        prefetcher_does_not_wait=_replace(device_prefetcher.DevicePrefetcher, "_move", _move_without_wait),
-        prefetcher_records_nothing=_replace(device_prefetcher.DevicePrefetcher, "_move", _move_without_record),
-        status_does_not_wait=_replace(step_sync.StepSync, "_send_from_gpu", _send_without_wait),
-        status_records_nothing=_replace(step_sync.StepSync, "_send_from_gpu", _record_nothing),
-        status_read_early=_replace(step_sync, "_read_status", _read_too_early),
-        unpinned_copy=_replace(device_prefetcher.DevicePrefetcher, "copy_to_device", _copy_unpinned),
-        unpinned_draw=_replace(device_prefetcher.BatchMixer, "start_step", _unpinned_draw),
-        host_asks=_replace(train_step, "all_finite", _ask),
-        host_scalar=_replace(train_step.TrainStep, "_next_hyperparams", _multiply_on_host),
-        late_communicator=_late_communicator,
-        skipped_bucket=_replace(BucketedReducer, "_average_bucket", _skip_bucket),
-        other_order=_replace(BucketedReducer, "_average_bucket", _other_order),
-        other_length=_replace(BucketedReducer, "_average_bucket", _other_length),
-        contiguous=_replace(BatchNorm, "forward", _contiguous),
-    )
-
-
-_register()
+_no_waits, _no_records = _without(PaperStream, "wait_stream"), _without(Tensor, "record_stream")
+MUTANTS: dict[str, Mutant] = {
+    "queue_does_not_wait": _replace(StreamCommQueue, "submit", _no_waits),
+    "nobody_waits_for_queue": _replace(StreamCommQueue, "submit", _no_wait_for_result),
+    "nobody_waits_for_messages": _replace(dist, "batch_isend_irecv", _no_wait_for_messages),
+    "prefetcher_does_not_wait": _replace(DevicePrefetcher, "_move", _no_waits),
+    "prefetcher_records_nothing": _replace(DevicePrefetcher, "_move", _no_records),
+    "status_does_not_wait": _replace(StepSync, "_send_from_gpu", _no_waits),
+    "status_records_nothing": _replace(StepSync, "_send_from_gpu", _no_records),
+    "status_read_early": _replace(step_sync, "_read_status", _without(PaperEvent, "synchronize")),
+    "unpinned_copy": _replace(DevicePrefetcher, "copy_to_device", _copy_unpinned),
+    "unpinned_draw": _replace(BatchMixer, "start_step", _without(Tensor, "pin_memory", lambda tensor: tensor)),
+    "host_asks": _replace(train_step, "all_finite", _ask),
+    "host_scalar": _replace(train_step.TrainStep, "_next_hyperparams", _multiply_on_host),
+    "late_communicator": _late_communicator,
+    "skipped_bucket": _replace(BucketedReducer, "_average_bucket", _skip_bucket),
+    "other_order": _replace(BucketedReducer, "_average_bucket", _other_order),
+    "other_length": _replace(BucketedReducer, "_average_bucket", _other_length),
+    "swapped_parameters": _replace(reducer, "GradientBuffer", _swapped_parameters),
+    "contiguous": _replace(BatchNorm, "forward", _contiguous),
+}

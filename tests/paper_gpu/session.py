@@ -10,6 +10,8 @@ import sys
 import traceback
 from typing import Any
 
+import torch._dynamo  # noqa: F401 (fake tensors import it: once here takes less time than in every fork)
+
 from tests.paper_gpu.training import run_case
 from tests.paper_gpu.usable import check_machine
 

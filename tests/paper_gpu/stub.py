@@ -28,15 +28,12 @@ def reason_to_skip() -> str:
 
 def _headers() -> list[Path]:
     """Return the folders of driver_types.h and of what it includes."""
-    places = [Path(place) for name in ("nvidia", "triton") if (spec := find_spec(name)) for place in _folders(spec)]
+    specs = [spec for name in ("nvidia", "triton") if (spec := find_spec(name))]
+    places = [Path(place) for spec in specs for place in spec.submodule_search_locations or ()]
     found = {path.parent for place in places for path in place.glob("*/include/driver_types.h")}
     found |= {path.parent for place in places for path in place.glob("backends/nvidia/include/driver_types.h")}
     ordered = sorted(found, key=lambda folder: "triton" in folder.parts)
     return ordered if any((folder / "crt" / "host_defines.h").exists() for folder in ordered) else []
-
-
-def _folders(spec: Any) -> list[str]:
-    return list(spec.submodule_search_locations or ())
 
 
 def build(folder: Path) -> dict[str, str]:
@@ -69,7 +66,6 @@ class Session:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
         self._reports: dict[str, dict[str, Any]] = {}

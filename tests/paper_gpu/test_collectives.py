@@ -1,85 +1,100 @@
 """Order of NCCL's calls on paper: ranks that share groups call the same operations in the same order."""
 
+import json
 from collections import Counter
-from itertools import product
+from itertools import permutations, zip_longest
 from typing import Any
 
 import pytest
 
-ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "hybrid", "torus2d")
-SHARDABLE = ("flat", "ring", "torus2d")
+from tests.paper_gpu.options import ALL_REDUCES, RING, SHARDED_TORUS, TORUS, option_id
+
 SENDS, RECEIVES = "c10d::send", "c10d::recv_"
+Report = dict[str, Any]
 
 
-def calls(session: Any, ranks: range | tuple[int, ...], **case: Any) -> dict[int, list[tuple[Any, ...]]]:
-    """Return the calls of each of 8 ranks on two nodes, in one step."""
-    found = {}
-    for rank in ranks:
-        report = session.run(ranks=8, rank=rank, steps=1, **case)
+def reports(session: Any, ranks: range | tuple[int, ...], **case: Any) -> dict[int, Report]:
+    """Return the report of each of 8 ranks on two nodes, of one step."""
+    found = {rank: session.run(ranks=8, rank=rank, steps=1, **case) for rank in ranks}
+    for report in found.values():
         assert report["error"] == ""
-        found[rank] = [tuple(call) for call in report["collectives"]]
     return found
 
 
-def disagreements(found: dict[int, list[tuple[Any, ...]]]) -> list[str]:
-    """Return what the ranks call differently, with the rank that is not like the others.
+def disagreements(found: dict[int, Report]) -> list[str]:
+    """Return what the ranks do differently, with the rank that is not like the others.
 
     Args:
-        found: (group, operator, elements, dtype, root or peer) of each call, by rank.
+        found: report of each rank. A call is (group, operator, elements, dtype, root or peer).
     """
-    messages = []
-    groups = {rank: {call[0] for call in sequence} for rank, sequence in found.items()}
-    collective = {r: [c for c in s if c[1] not in (SENDS, RECEIVES)] for r, s in found.items()}
-    for shared in {frozenset(groups[a] & groups[b]) for a in found for b in found if a != b}:
-        members = [rank for rank in found if shared <= groups[rank]]
+    calls = {rank: [tuple(call) for call in report["collectives"]] for rank, report in found.items()}
+    return _other_layouts(found) + _other_collectives(calls) + _unmatched_messages(calls)
+
+
+def _other_layouts(found: dict[int, Report]) -> list[str]:
+    """Return the ranks whose buckets hold other parameters, or at other places: that need not change a message."""
+    layouts = {rank: json.dumps(report["layout"], sort_keys=True) for rank, report in found.items()}
+    usual, _ = Counter(layouts.values()).most_common(1)[0]
+    return [f"rank {rank} has other buckets" for rank, layout in layouts.items() if layout != usual]
+
+
+def _other_collectives(calls: dict[int, list[tuple[Any, ...]]]) -> list[str]:
+    """Return the first call of each rank that the other ranks of its groups do not make."""
+    messages = set()
+    groups = {rank: {call[0] for call in sequence} for rank, sequence in calls.items()}
+    collective = {rank: [c for c in sequence if c[1] not in (SENDS, RECEIVES)] for rank, sequence in calls.items()}
+    for shared in {frozenset(groups[a] & groups[b]) for a in calls for b in calls if a != b}:
+        members = [rank for rank in calls if shared <= groups[rank]]
         sequences = {rank: tuple(call for call in collective[rank] if call[0] in shared) for rank in members}
         usual, _ = Counter(sequences.values()).most_common(1)[0]
         for rank, sequence in sequences.items():
-            if sequence != usual:
-                index = next(
-                    (n for n, (a, b) in enumerate(zip(sequence, usual, strict=False)) if a != b),
-                    min(len(sequence), len(usual)),
-                )
-                pair = [listed[index] if index < len(listed) else "nothing" for listed in (sequence, usual)]
-                messages.append(f"rank {rank} calls {pair[0]} as number {index}, others call {pair[1]}")
-    return sorted(set(messages)) + _unmatched_messages(found)
+            pairs = enumerate(zip_longest(sequence, usual, fillvalue="nothing"))
+            for index, (own, other) in (pair for pair in pairs if pair[1][0] != pair[1][1]):
+                messages.add(f"rank {rank} calls {own} as number {index}, others call {other}")
+                break
+    return sorted(messages)
 
 
-def _unmatched_messages(found: dict[int, list[tuple[Any, ...]]]) -> list[str]:
+def _unmatched_messages(calls: dict[int, list[tuple[Any, ...]]]) -> list[str]:
     """Return pairs of ranks of which one does not receive what the other sends, in the same order."""
     messages = []
-    for sender in found:
-        for receiver in found:
-            sent = [c[2:4] for c in found[sender] if c[1] == SENDS and c[4] == receiver]
-            received = [c[2:4] for c in found[receiver] if c[1] == RECEIVES and c[4] == sender]
-            if sent != received:
-                messages.append(
-                    f"rank {sender} sends {len(sent)} messages to rank {receiver}: {len(received)} received"
-                )
+    for sender, receiver in permutations(calls, 2):
+        sent = [(c[0], *c[2:4]) for c in calls[sender] if c[1] == SENDS and c[4] == receiver]
+        received = [(c[0], *c[2:4]) for c in calls[receiver] if c[1] == RECEIVES and c[4] == sender]
+        if sent != received:
+            messages.append(
+                f"rank {sender} sends {len(sent)} messages that rank {receiver} does not receive in this order"
+            )
     return messages
 
 
 def test_ranks_of_a_torus_call_the_same(session: Any) -> None:
-    found = calls(session, (0, 1, 4), train={"all_reduce": {"algorithm": "torus2d"}})
+    found = reports(session, (0, 1, 4), train=TORUS)
     assert disagreements(found) == []
-    assert len({call[0] for call in found[0]}) >= 3  # row, column, status
+    assert len({call[0] for call in found[0]["collectives"]}) >= 3  # row, column, status
 
 
-@pytest.mark.parametrize("mutant", ["skipped_bucket", "other_order", "other_length"])
+@pytest.mark.parametrize("mutant", ["skipped_bucket", "other_order", "other_length", "swapped_parameters"])
 def test_a_rank_that_differs_is_named(session: Any, mutant: str) -> None:
-    clean = calls(session, (0, 4), train={"all_reduce": {"algorithm": "torus2d"}})
-    broken = calls(session, (1,), train={"all_reduce": {"algorithm": "torus2d"}}, mutant=mutant)
+    clean = reports(session, (0, 4), train=TORUS)
+    broken = reports(session, (1,), train=TORUS, mutant=mutant)
     differences = disagreements(clean | broken | {2: clean[0]})
     assert differences
     assert all("rank 1 " in text for text in differences)
 
 
+def test_a_missing_message_is_found(session: Any) -> None:
+    clean = reports(session, (0, 1, 2), train=RING)
+    assert disagreements(clean) == []
+    differences = disagreements(clean | reports(session, (1,), train=RING, mutant="skipped_bucket"))
+    assert len(differences) >= 2  # with either neighbour
+    assert all("rank 1 " in text for text in differences)
+
+
 @pytest.mark.usefixtures("whole_matrix")
 @pytest.mark.parametrize(
-    ("algorithm", "update", "group"),
-    [*product(ALGORITHMS, ["replicated"], [1]), *product(SHARDABLE, ["sharded"], [1]), ("torus2d", "sharded", 4)],
+    ("all_reduce", "group"), [*((case, 1) for case in ALL_REDUCES), (SHARDED_TORUS, 4)], ids=option_id
 )
-def test_every_algorithm_on_every_rank(session: Any, algorithm: str, update: str, group: int) -> None:
-    train = {"all_reduce": {"algorithm": algorithm}, "weight_update": update}
-    found = calls(session, range(8), train=train, model={"batch_norm": {"group": group}})
+def test_every_algorithm_on_every_rank(session: Any, all_reduce: dict[str, Any], group: int) -> None:
+    found = reports(session, range(8), train=all_reduce, model={"batch_norm": {"group": group}})
     assert disagreements(found) == []

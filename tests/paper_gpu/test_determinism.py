@@ -40,9 +40,7 @@ def test_pooling_is_deterministic_but_for_the_adaptive_kind(library: Path) -> No
 
 
 @pytest.mark.usefixtures("whole_matrix")
-@pytest.mark.parametrize(
-    ("model", "size"), [("alexnet", 224), ("resnet18", 64), ("inception_resnet_v2", 139)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("model", "size"), [("alexnet", 224), ("resnet18", 64), ("inception_resnet_v2", 139)], ids=str)
 def test_the_networks_pool_in_these_ways(session: Any, model: str, size: int) -> None:
     case = {"model": {"name": model, "stem": "imagenet", "width": 64}, "image_size": size}
     report = session.run(**case, steps=1, train={"deterministic": True, "schedule": {"learning_rate": 0.01}})

@@ -1,15 +1,15 @@
-"""Training steps on paper: no waits, no slow copies, one device, one memory format, a budget of operators."""
+"""Training steps on paper: no waits, no slow copies, one device, one memory format, ordered streams, few operators."""
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.paper_gpu.options import ALL_REDUCES, OPTIMIZERS, PRECISIONS, RING, SHARDED_TORUS, TORUS, option_id
+
 BUDGET = json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
 """Largest number of operators of a step, by case."""
-TORUS = {"all_reduce": {"algorithm": "torus2d"}}
 CASES: dict[str, dict[str, Any]] = {
     "lars": {"train": {"optimizer": {"name": "lars"}}},
     "mixed, averaged, fp32": {
@@ -18,7 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "torus2d, sharded, fp16, accumulated": {
         "ranks": 8,
-        "train": {**TORUS, "weight_update": "sharded", "precision": "fp16", "accumulation": 2},
+        "train": {**SHARDED_TORUS, "precision": "fp16", "accumulation": 2},
     },
     "group of 4, hierarchical, bf16-pure, lamb": {
         "ranks": 8,
@@ -32,10 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 """Representative cases of `make test`."""
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16-pure")
-ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "hybrid", "torus2d")
-SHARDABLE = ("flat", "ring", "torus2d")
-OPTIMIZERS = ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo", "nlcg", "neumann")
 
 
 def assert_clean(report: dict[str, Any]) -> None:
@@ -70,14 +66,48 @@ def test_a_planted_fault_is_found(session: Any, mutant: str, finding: str, line:
         assert_clean({**report, finding: []})
 
 
+@pytest.mark.parametrize(
+    ("mutant", "text"),
+    [
+        ("queue_does_not_wait", "reducer.py"),
+        ("nobody_waits_for_queue", "c10d::allreduce_"),
+        ("prefetcher_does_not_wait", "device_prefetcher.py"),
+        ("prefetcher_records_nothing", "freed while in use"),
+        ("status_does_not_wait", "step_sync.py"),
+        ("status_records_nothing", "freed while in use"),
+        ("status_read_early", "the host reads"),
+    ],
+)
+def test_a_missing_wait_is_found(session: Any, mutant: str, text: str) -> None:
+    report = session.run(mutant=mutant, ranks=8)
+    assert report["error"] == ""
+    assert any(text in race for race in report["races"])
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "mutant", "text"),
+    [
+        (TORUS, "nobody_waits_for_queue", "c10d::allreduce_"),
+        (RING, "nobody_waits_for_messages", "c10d::recv_"),
+    ],
+    ids=option_id,
+)
+def test_a_missing_wait_inside_an_all_reduce_is_found(
+    session: Any, all_reduce: dict[str, Any], mutant: str, text: str
+) -> None:
+    """The columns of a torus have a queue of their own. A ring adds what it receives."""
+    case = {"ranks": 8, "steps": 1, "train": all_reduce}
+    clean = session.run(**case)
+    assert clean["error"] == ""
+    assert not clean["races"]
+    assert any(text in race for race in session.run(**case, mutant=mutant)["races"])
+
+
 @pytest.mark.usefixtures("whole_matrix")
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(
-    ("algorithm", "update"), [*product(ALGORITHMS, ["replicated"]), *product(SHARDABLE, ["sharded"])]
-)
-def test_every_all_reduce_and_precision(session: Any, algorithm: str, update: str, precision: str) -> None:
-    train = {"all_reduce": {"algorithm": algorithm}, "weight_update": update, "precision": precision}
-    assert_clean(session.run(ranks=8, train=train))
+@pytest.mark.parametrize("all_reduce", ALL_REDUCES, ids=option_id)
+def test_every_all_reduce_and_precision(session: Any, all_reduce: dict[str, Any], precision: str) -> None:
+    assert_clean(session.run(ranks=8, train={**all_reduce, "precision": precision}))
 
 
 @pytest.mark.usefixtures("whole_matrix")
@@ -99,7 +129,7 @@ def test_every_optimizer(session: Any, optimizer: str, ranks: int) -> None:
         {"train": {"stem_compute": "padded4"}, "model": {"stem": "imagenet"}, "image_size": 64},
         {"train": {"stem_compute": "space_to_depth"}, "model": {"stem": "imagenet"}, "image_size": 64},
         {"train": {"loss": "binary_cross_entropy", "label_smoothing": 0.0, "mix": {"mixup": 0.1, "cutmix": 1.0}}},
-        {"train": {**TORUS, "weight_update": "sharded", "weight_gather": "bf16", "ema": {"decay": 0.9}}},
+        {"train": {**SHARDED_TORUS, "weight_gather": "bf16", "ema": {"decay": 0.9}}},
         {"train": {"all_reduce": {"algorithm": "torus2d", "shard_over": "world"}, "weight_update": "sharded"}},
         {"train": {"all_reduce": {"algorithm": "torus2d", "wire_row": "bf16", "wire_column": "fp16"}}},
         {"train": {"all_reduce": {"algorithm": "flat", "overlap": False}}},
@@ -107,7 +137,7 @@ def test_every_optimizer(session: Any, optimizer: str, ranks: int) -> None:
         {"model": {"name": "alexnet", "width": 8, "stem": "imagenet"}, "image_size": 224},
         {"model": {"name": "resnet50", "stem": "imagenet", "width": 64}, "image_size": 224},
     ],
-    ids=lambda case: str(case)[:60],
+    ids=option_id,
 )
 def test_other_options(session: Any, case: dict[str, Any]) -> None:
     assert_clean(session.run(ranks=8, **case))

@@ -10,8 +10,8 @@ import pytest
 
 from tests.paper_gpu.stub import ROOT
 
-BUDGET = {"gigabytes": 156.0, "kernels": 740}
-"""Forward and backward of 408 images of 224 px in bf16, channels_last."""
+BUDGET = {"gigabytes": 154.7, "kernels": 746}
+"""Forward and backward of 408 images of 224 px in bf16, channels_last: PyTorch 2.15.0 counts 154.65 and 746."""
 
 
 @pytest.mark.usefixtures("whole_matrix")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -149,8 +148,10 @@ class Memory:
     def read_on_host(self, tensor: Tensor, where: str) -> None:
         """Report a read by the host of memory that a stream may still write."""
         block = self._blocks.get(tensor.untyped_storage()._cdata)
-        for start, stop in byte_ranges(tensor) if block else ():
-            for cell in block.cells_of(start, stop) if block else ():
+        if block is None:
+            return
+        for start, stop in byte_ranges(tensor):
+            for cell in block.cells_of(start, stop):
                 write = cell.write
                 if write and not self._timeline.is_over_on_host(write.number, write.stream):
                     self.races.append(f"the host reads what {write.operator} writes at {write.where}: {where}")
@@ -177,8 +178,8 @@ def byte_ranges(tensor: Tensor) -> Sequence[tuple[int, int]]:
         return []
     item, run = tensor.element_size(), 1
     start = int(tensor.storage_offset()) * item
-    dims = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-    dims = [(stride, size) for stride, size in dims if stride > 0]
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    dims = sorted((stride, size) for stride, size in strides if size > 1 and stride > 0)
     while dims and dims[0][0] == run:
         run *= dims.pop(0)[1]
     if prod(size for _, size in dims) > MOST_RANGES:
@@ -188,4 +189,4 @@ def byte_ranges(tensor: Tensor) -> Sequence[tuple[int, int]]:
 
 
 def on_device(value: object) -> bool:
-    return isinstance(value, Tensor) and value.device.type == torch.device("cuda").type
+    return isinstance(value, Tensor) and value.device.type == "cuda"

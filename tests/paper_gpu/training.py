@@ -5,6 +5,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,21 +20,21 @@ from podscale import models
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.models import resnet
-from podscale.pytorch import comm_queue, trainer, world
-from podscale.pytorch import evaluator as evaluator_module
-from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
-from podscale.pytorch.evaluator import Evaluator
+from podscale.pytorch import comm_queue, evaluator, trainer, world
+from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, build_ema
 from podscale.training.run_progress import RunProgress
-from podscale.util import progress_reports
 from tests.paper_gpu.device import PaperGpu, paper_gpu, where
 from tests.paper_gpu.mutants import MUTANTS
 from tests.paper_gpu.timeline import Access, on_device
 
 CLASSES, SAMPLES = 10, 4096
 SMALL = {"name": "resnet18", "stem": "small", "width": 16}
+SHALLOW = {"resnet18": ("basic", (1, 1, 1, 1))}
+"""ResNet-18 with one block in each stage, for the time of the tests."""
+RANKS_PER_NODE = 4
 SLICE_ELEMENTS = 2**14
 """Length of a slice of a bucket: shorter than in real runs, so that a small bucket has several."""
 STEPS = 3
@@ -61,21 +62,19 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     """Train `STEPS` steps and return everything that was recorded.
 
     Args:
-        case: options by name: `ranks`, `rank`, `node` (ranks on a node), `model`, `image_size`, `train`, `steps`,
-            `mutant`, and `shallow` (one block in each stage of ResNet-18; the default).
+        case: options by name: `ranks`, `rank`, `model`, `image_size`, `train`, `steps` and `mutant`.
     """
-    ranks, rank, node = case.get("ranks", 1), case.get("rank", 0), case.get("node", 4)
-    local_size = min(ranks, node)
+    ranks, rank = case.get("ranks", 1), case.get("rank", 0)
+    local_size = min(ranks, RANKS_PER_NODE)
     here = world.World(rank, ranks, rank % local_size, local_size, torch.device("cuda", 0), rank // local_size)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     config = _config(case, ranks)
     trainer.set_numerics(config.train)
-    shallow = {"resnet18": ("basic", (1, 1, 1, 1))} if case.get("shallow", True) else {}
     with (
-        mock.patch.dict(resnet.IMAGENET_BLOCKS, shallow),
+        mock.patch.dict(resnet.IMAGENET_BLOCKS, SHALLOW),
         mock.patch.dict(comm_queue.SLICE_ELEMENTS, cuda=SLICE_ELEMENTS),
         paper_gpu() as gpu,
-        _fake_groups(here, node),
+        _fake_groups(here),
         _paper_kernels(gpu),
         _planted(case.get("mutant"), gpu),
     ):
@@ -97,6 +96,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "operators": sum(run.operators.values()),
             "counts": dict(run.operators.most_common()),
             "collectives": gpu.collectives,
+            "layout": run.layout(),
             "first_used_in_capture": gpu.first_used_in_capture,
         }
 
@@ -110,6 +110,7 @@ def _config(case: dict[str, Any], ranks: int) -> RunConfig:
             "model": {**SMALL, **case.get("model", {})},
             "input": {"loader": "synthetic", "image_size": case.get("image_size", 32)},
             "train": train,
+            "evaluate": {"batch": 8},
             "telemetry": {"log_every": 2},
         }
     )
@@ -142,13 +143,13 @@ class _Run:
             self.model = trainer.build_model_on_device(config, here, CLASSES)
         spec = models.model_spec(config.model, CLASSES)
         self.step = trainer.build_train_step(config, here, self.model, spec, SAMPLES)
-        read_weights = lambda: trainer.evaluation_weights(self.step.optimizer, self.step.weights)  # noqa: E731
+        read_weights = partial(trainer.evaluation_weights, self.step.optimizer, self.step.weights)
         ema = build_ema(config.train.ema, self.model, read_weights)
         self.state = TrainState(
             self.model, self.step.weights, self.step.optimizer, self.step.precision, RunProgress(), ema
         )
         self.step_sync, self.prefetcher = StepSync(here), DevicePrefetcher(here)
-        self.normalise = Normalise(config.input, here, channels_last=config.train.channels_last)
+        self.evaluator = self._build_evaluator(batches=2)
         self.strided_activations: list[str] = []
         self.operators: Counter[str] = Counter()
         self.host_waits: Counter[str] = Counter()
@@ -169,10 +170,8 @@ class _Run:
         """Train; only what the steps do is recorded, and the operators of the last step alone."""
         gpu, size = self.gpu, self.config.input.image_size
         images = self._images
-        gpu.host_waits.clear(), gpu.copies.clear(), gpu.mixed.clear(), gpu.collectives.clear()
-        gpu.memory.races.clear()
         session = self._session()
-
+        gpu.clear()
         for batch in self.prefetcher(_batches(steps, images, size), _phase):
             gpu.step += 1
             gpu.capturing = 1 < gpu.step == steps
@@ -183,23 +182,29 @@ class _Run:
         self.copies = Counter(gpu.copies)
 
     def evaluate(self) -> None:
-        """Evaluate two batches as after an epoch, with averaged weights if there are some, and copy a checkpoint."""
-        images, size = self._images, self.config.input.image_size
-        evaluator, count = Evaluator.__new__(Evaluator), 2 * images * self.world.size
-        evaluator.loader = SimpleNamespace(batches=lambda start, stop: _batches(2, images, size))  # type: ignore[assignment]
-        evaluator.precision, evaluator.prefetcher, evaluator._world = self.step.precision, self.prefetcher, self.world
-        evaluator._normalise = self.normalise
-        evaluator.count, evaluator._batch, evaluator._flip, evaluator._steps = count, images, False, 2
-        evaluator._count_images, evaluator._report = mock.Mock(), progress_reports.ignore_progress
+        """Evaluate as after an epoch, with averaged weights if there are some, and copy a checkpoint."""
         averaged = self.state.ema is not None
         with (
-            mock.patch.object(evaluator_module, "evaluation_result"),
+            mock.patch.object(evaluator, "evaluation_result"),
             self.state.with_weights(averaged=averaged) as model,
         ):
-            assert evaluator.evaluate(model, _phase) is not None
+            assert self.evaluator.evaluate(model, _phase) is not None
         self.copies = Counter(self.gpu.copies)
         for tensor in self.state.tensors().values():
             tensor.detach().contiguous().cpu()
+
+    def _build_evaluator(self, batches: int) -> evaluator.Evaluator:
+        images, size = self.config.evaluate.batch, self.config.input.image_size
+        loader = SimpleNamespace(batches=lambda start, stop: _batches(stop - start, images, size))
+        split = range(batches * images * self.world.size)
+        shard_set: Any = SimpleNamespace(split=lambda name: split)
+        with mock.patch.object(evaluator, "build_evaluation_loader", return_value=loader):
+            return evaluator.Evaluator(self.config, self.world, shard_set, self.step.precision, self.prefetcher)
+
+    def layout(self) -> list[Any]:
+        """Return the bounds of the buckets, and the first element of each parameter."""
+        buffer = self.step.reducer.buffer
+        return [buffer.layout.bounds, buffer.offsets]
 
     @property
     def _images(self) -> int:
@@ -233,13 +238,13 @@ def _phase(name: str) -> Any:
 
 
 @contextmanager
-def _fake_groups(here: world.World, node: int) -> Iterator[None]:
+def _fake_groups(here: world.World) -> Iterator[None]:
     new_group = dist.new_group
 
     def fake(ranks: Any = None, **options: Any) -> Any:
         return new_group(ranks, backend="fake")
 
-    nodes = tuple(rank // node for rank in range(here.size))
+    nodes = tuple(rank // RANKS_PER_NODE for rank in range(here.size))
     with mock.patch.object(dist, "new_group", fake), mock.patch.object(world.World, "nodes", return_value=nodes):
         yield
 

@@ -34,6 +34,7 @@ def describe_world(world: World, progress_tracker: ProgressTracker) -> dict[str,
     return {
         "rank": world.rank,
         "size": world.size,
+        "processes_per_node": world.processes_per_node,
         "ranks": list(world.ranks),
         "devices": [device.process_index for device in world.devices],
         "local_devices": [device.process_index for device in world.local_devices],

@@ -127,7 +127,7 @@ def body(name: str) -> dict[str, str]:
 def test_processes_of_one_pod_join(start: Start) -> None:
     ended = start(2, "tests.support.jax_rank", **body("describe_world"))
     assert ended.code == 0, ended.out
-    check_that_they_met(ended.answers, 2, devices=1)
+    check_that_they_met(ended.answers, nodes=1, processes=2, devices=1)
     assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
 
 
@@ -152,7 +152,7 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same_samples(
     ended = start(processes, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
     assert ended.code == 0, ended.out
     worlds = {process: answer.pop("world") for process, answer in ended.answers.items()}
-    check_that_they_met(worlds, 2 * processes, devices)
+    check_that_they_met(worlds, nodes=2, processes=processes, devices=devices)
 
     split = ShardSet.open(directory).split("train")
     order = build_sampler(config, split)
@@ -185,14 +185,16 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same_samples(
         loader.close()
 
 
-def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> None:
-    """Assert that each of `size` processes, with `devices` devices each, returned the same world."""
+def check_that_they_met(answers: dict[int, Any], *, nodes: int, processes: int, devices: int) -> None:
+    """Assert that each of the processes on each node, with `devices` devices each, returned the same world."""
+    size = nodes * processes
     of_devices = [rank for rank in range(size) for _ in range(devices)]
     assert sorted(answers) == list(range(size))
     for rank, answer in answers.items():
         assert answer == {
             "rank": rank,
             "size": size,
+            "processes_per_node": processes,
             "ranks": list(range(rank * devices, (rank + 1) * devices)),
             "devices": of_devices,
             "local_devices": [rank] * devices,

@@ -126,7 +126,7 @@ CHIPS = [  # fraction of the published rate at 7,000 images/s, and the last mile
 
 
 @pytest.mark.parametrize(("device", "fraction", "passed"), CHIPS)
-def test_each_chip_has_its_own_yardstick(device: str, fraction: str | None, passed: str | None) -> None:
+def test_each_chip_has_its_own_reference(device: str, fraction: str | None, passed: str | None) -> None:
     measurements = {
         "device": device, "versions": {}, "ranks": 1, "batch": 400, "images_per_second": 7000.0,
         "step_median_seconds": 0.05, "step_p95_seconds": 0.051, "host_seconds": {}, "part_seconds": {},

@@ -32,16 +32,29 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pretend
 
 
-def test_a_rank_takes_the_gpu_of_its_local_rank(gpus: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+RANKS = [{"LOCAL_RANK": str(rank)} for rank in range(4)]
+"""Environments of the ranks of a node."""
+
+
+def test_a_rank_takes_the_gpu_of_its_local_rank(gpus: Any) -> None:
     gpus(4)
-    assert [choose_device({"LOCAL_RANK": str(rank)}).index for rank in range(4)] == [0, 1, 2, 3]
-    assert not caplog.records
+    assert [choose_device(environ).index for environ in RANKS] == [0, 1, 2, 3]
     gpus(1)  # a launcher set CUDA_VISIBLE_DEVICES for each rank
-    assert [choose_device({"LOCAL_RANK": str(rank)}).index for rank in range(4)] == [0, 0, 0, 0]
-    assert len(caplog.records) == 1  # of local rank 1 alone
+    assert [choose_device(environ).index for environ in RANKS] == [0, 0, 0, 0]
     gpus(0)
-    assert choose_device({"LOCAL_RANK": "3"}) == torch.device("cpu")
+    assert choose_device(RANKS[3]) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("count", "messages"), [(4, 0), (1, 1)])
+def test_one_rank_of_a_node_reports_that_ranks_see_fewer_gpus(
+    gpus: Any, caplog: pytest.LogCaptureFixture, count: int, messages: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    gpus(count)
+    for environ in RANKS:
+        check_gpu(TrainSection(), environ)  # at the start of a rank, which then joins the others
+        choose_device(environ)
+    assert len(caplog.records) == messages
 
 
 def test_a_gpu_that_cannot_run_the_document_is_refused(gpus: Any) -> None:

@@ -14,27 +14,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_fused_momentum_equals_lists_of_operations() -> None:
+@pytest.mark.parametrize(
+    ("module", "cases", "tolerance"),
+    [("update_rules", 5, 2e-6), ("momentum_oracle", 8, 1e-6)],
+    ids=["lists of operations", "equations in float64"],
+)
+def test_fused_momentum_equals(module: str, cases: int, tolerance: float) -> None:
+    """The oracle has the norms of Kumar 2019 and the momentum update, with float64 sums of each parameter."""
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.update_rules"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    differences = json.loads(done.stdout.splitlines()[-1])
-    assert len(differences) == 5
-    assert all(difference < 2e-6 for difference in differences.values()), differences
-
-
-def test_fused_momentum_equals_the_equations_in_float64() -> None:
-    """Norms of Kumar 2019 and the momentum update, with float64 sums of each parameter."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.momentum_oracle"],
+        [sys.executable, "-m", f"tests.support.{module}"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -43,8 +32,8 @@ def test_fused_momentum_equals_the_equations_in_float64() -> None:
     )
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout.splitlines()[-1])
-    assert len(errors) == 8
-    assert all(error < 1e-6 for error in errors.values()), errors
+    assert len(errors) == cases
+    assert all(error < tolerance for error in errors.values()), errors
 
 
 SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
