@@ -49,7 +49,7 @@ def test_options_are_part_of_the_document() -> None:
         ("model.width=32", "model.width"),
         ("model.stem=small", "model.stem"),
         ("model.blurpool=true", "model.blurpool"),
-        ("model.inception.dropout=0.5", "model.inception"),
+        ("model.inception.dropout=0.5", "model.inception.dropout"),
         ("train.precision=bf16-pure", "train.precision"),
         ("train.stem_compute=padded4", "train.stem_compute"),
         ("train.spatial_partitions=[2, 1]", "train.spatial_partitions"),
