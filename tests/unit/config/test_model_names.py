@@ -4,6 +4,7 @@ import pytest
 
 from podscale.config import dumps, load, loads
 from podscale.config.model_names import CATALOGUE_NAMES, ModelSource, is_model_name, model_source
+from podscale.pipelines.presets import resolve_preset
 from tests.support.refusals import refused
 
 
@@ -27,6 +28,10 @@ def test_names_with_a_prefix_are_models_from_elsewhere(name: str, source: tuple[
 def test_other_names_are_refused(name: str) -> None:
     with refused(field="model.name", got=name):
         load(None, [f'model.name="{name}"'])
+
+
+def test_a_name_ends_with_its_line() -> None:
+    assert not is_model_name("timm:vit\n")
 
 
 def test_similar_names_and_prefixes_are_proposed() -> None:
@@ -67,3 +72,10 @@ def test_the_catalogue_has_no_options() -> None:
     assert not any(
         load(None, [f"model.name={name}", "input.image_size=299"]).model.is_external for name in CATALOGUE_NAMES
     )
+
+
+def test_a_presets_option_of_our_networks_is_taken_back_by_its_default() -> None:
+    preset = resolve_preset("imagenette")
+    with refused("default, 64", field="model.width"):
+        load(preset, ["model.name=timm:vit"])
+    assert load(preset, ["model.name=timm:vit", "model.width=64"]).model.is_external
