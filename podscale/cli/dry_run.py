@@ -81,8 +81,8 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
     spec = models.model_spec(config.model, classes)
     flops = spec.flops(config.input.image_size)
     text = f"{name}, {spec.num_parameters:,} parameters, {flops / 1e9:.3g} GFLOP per image forward, {classes} classes"
-    if spec.mean is not None and spec.mean != config.input.mean:
-        mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std or ()))
+    if spec.published_input not in (None, (config.input.mean, config.input.std)):
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in spec.published_input)
         text += f"; its published weights take input.mean [{mean}] and input.std [{std}]"
     return text
 

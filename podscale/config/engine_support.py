@@ -1,9 +1,11 @@
 """Options that only one engine supports, and the options and smallest images of each network."""
 
+import json
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from podscale.config.batch_norm_groups import devices_per_rank
-from podscale.config.fields import conflict_error
+from podscale.config.fields import Section, conflict_error
 from podscale.config.run import RunDocument
 from podscale.errors import format_error
 
@@ -163,17 +165,27 @@ def check_model(config: RunDocument) -> None:
 def _check_external_options(config: RunDocument) -> None:
     """Raise if an option needs one of Podscale's own networks."""
     model, train = config.model, config.train
-    for key, info in type(model).model_fields.items():
-        if key not in ("name", "options", "batch_norm") and getattr(model, key) != info.default:
+    for key, default in _changed_options(model, "model."):
+        if key not in ("model.name", "model.options") and not key.startswith("model.batch_norm."):
             problem = f"only the catalogue's networks have it, and {model.name} is none"
-            hint = "Leave it out, and give arguments of the model in model.options."
-            raise conflict_error(f"model.{key}", problem, hint=hint)
+            hint = f"Set it to its default, {default}; arguments of the model stand in model.options."
+            raise conflict_error(key, problem, hint=hint)
     if train.stem_compute != "plain":
         problem = f"only the catalogue's networks have another first layer, and {model.name} is none"
         raise conflict_error("train.stem_compute", problem, got=train.stem_compute, hint="Set it to plain.")
     if train.precision == "bf16-pure":
         problem = f"needs a network of the catalogue, whose layers take bf16 and fp32 side by side, not {model.name}"
         raise conflict_error("train.precision", problem, got=train.precision, hint="Set it to bf16.")
+
+
+def _changed_options(section: Section, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name of each option that is not at its default, and its default as `--set` takes it."""
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _changed_options(value, f"{prefix}{name}.")
+        elif value != info.default:
+            yield f"{prefix}{name}", json.dumps(info.default)
 
 
 def _check_residual_options(config: RunDocument) -> None:

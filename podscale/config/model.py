@@ -5,11 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import WithJsonSchema, model_validator
 
 from podscale.config.fields import Section, conflict_error, result_field
-from podscale.config.model_names import (
-    is_model_name,
-    model_name_schema,
-    suggest_model_name,
-)
+from podscale.config.model_names import is_model_name, model_name_schema, model_source, suggest_model_name
 
 CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 """Residual networks of He 2015, section 4.2, which always have a small stem."""
@@ -149,7 +145,7 @@ class ModelSection(Section):
     @property
     def is_external(self) -> bool:
         """Return True for a model from torchvision, timm or a user's module."""
-        return ":" in self.name
+        return model_source(self.name) is not None
 
     @property
     def small_stem(self) -> bool:

@@ -41,7 +41,7 @@ def model_source(name: str) -> ModelSource | None:
 
 def is_model_name(name: str) -> bool:
     """Return True for a name of the catalogue or a well-formed name of a model from elsewhere."""
-    return name in CATALOGUE_NAMES or re.match(EXTERNAL_PATTERN, name) is not None
+    return name in CATALOGUE_NAMES or re.fullmatch(EXTERNAL_PATTERN, name) is not None
 
 
 def suggest_model_name(name: str) -> str:

@@ -63,11 +63,12 @@ class StartSection(Section):
             raise conflict_error("epoch", "needs a run", hint="Set train.start_from.run too.")
         if self.rename and self.weights is None:
             raise conflict_error("rename", "needs weights", hint="Set train.start_from.weights too.")
-        for pattern, _ in self.rename:
+        for pattern, replacement in self.rename:
             try:
-                re.compile(pattern)
-            except re.error as error:
-                raise conflict_error("rename", f"no regular expression: {error}", got=pattern) from None
+                re.sub(pattern, replacement, "")
+            except (re.error, IndexError) as error:
+                got = [pattern, replacement]
+                raise conflict_error("rename", f"no regular expression and replacement: {error}", got=got) from None
         if self.weights is not None and self.weights.startswith("hf://") and not HUB_PATTERN.fullmatch(self.weights):
             raise conflict_error(
                 "weights",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.errors import InputError
-from podscale.util.files import write_json
+from podscale.util.files import file_sha256, write_json
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 
 MANIFEST_FILE = "manifest.json"
@@ -124,8 +124,7 @@ class Damage:
 
 def file_matches(path: Path, size: int, sha256: str) -> bool:
     try:
-        with path.open("rb") as file:
-            return path.stat().st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        return path.stat().st_size == size and file_sha256(path) == sha256
     except OSError:
         return False
 

@@ -3,7 +3,6 @@
 Class docstrings and field descriptions are part of the committed JSON schema.
 """
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from podscale.runs.predictions import (
     read_passes,
     read_predictions,
 )
+from podscale.util.files import file_sha256
 from podscale.util.formatting import printable
 
 
@@ -128,11 +128,6 @@ def total_epochs(members: Sequence[EvaluatedModel]) -> float:
         if "run" in origin:
             shared[origin["run"]] = max(shared.get(origin["run"], 0.0), float(origin["epochs"]))
     return sum(shared.values()) + sum(float(member.description["training"]["epochs"]) for member in members)
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _single_model(

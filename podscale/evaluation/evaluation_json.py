@@ -13,14 +13,14 @@ from pydantic import Field
 from podscale.config import RunConfig, fingerprint, result_values
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
-from podscale.evaluation.ensemble_scores import EnsembleScores, SchemaBase, build_ensemble_scores, file_sha256
+from podscale.evaluation.ensemble_scores import EnsembleScores, SchemaBase, build_ensemble_scores
 from podscale.evaluation.history import RunHistory, finite_number, read_history
 from podscale.evaluation.scores import CALIBRATION_SOURCE, Scores, compute_scores
 from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import read_evaluated_models
 from podscale.runs.predictions import read_predictions
-from podscale.util.files import write_atomically
+from podscale.util.files import file_sha256, write_atomically
 from podscale.util.formatting import printable
 
 SCHEMA_VERSION = 1

@@ -21,6 +21,7 @@ from podscale.models.spec import (
     LayeredSpec,
     LayerSpec,
     ModelSpec,
+    Normalisation,
     ParamSpec,
     Role,
     Shape,
@@ -29,8 +30,6 @@ from podscale.models.spec import (
 )
 
 ALEXNET = "alexnet"
-
-
 EXTERNAL_SPEC = "podscale.pytorch.models.external_spec"
 """Module that derives the entry of a model from elsewhere, loaded when such a model is asked for."""
 
@@ -50,7 +49,10 @@ def model_spec(model: ModelSection, classes: int) -> ModelSpec:
 def layered_spec(model: ModelSection, classes: int) -> LayeredSpec:
     """Return the layers of a network of the catalogue."""
     family = inception if model.name in inception.INCEPTION_NAMES else alexnet if model.name == ALEXNET else resnet
-    return LayeredSpec(model.name, tuple(family.layers(model, classes)))
+    layers = tuple(family.layers(model, classes))
+    parameters = tuple(parameter for layer in layers for parameter in layer.parameters)
+    buffers = tuple(buffer for layer in layers for buffer in layer.buffers)
+    return LayeredSpec(model.name, classes, parameters, buffers, layers)
 
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "LayerSpec",
     "LayeredSpec",
     "ModelSpec",
+    "Normalisation",
     "ParamSpec",
     "Role",
     "Shape",

@@ -1,11 +1,11 @@
 """Model specification: layers, parameters, FLOPs and activations of a network."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 Role = Literal["weight", "bias", "norm_scale", "norm_bias", "embedding"]
 """Kind of a parameter. Embeddings are those of tokens and positions, and class tokens."""
@@ -125,18 +125,25 @@ class LayerSpec:
         return self.name if self.kind == "norm" else self.norm
 
 
+class Normalisation(NamedTuple):
+    """Mean and standard deviation of each channel, of values in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class ModelSpec(ABC):
-    """Catalogue entry of a network: names, shapes and roles of its parameters, and its costs."""
+    """Catalogue entry of a network: names, shapes and roles of its parameters, and its costs.
+
+    `parameters` are trained. `published_input` is the normalisation that a library lists for its weights, if known.
+    """
 
     name: str
+    classes: int
     parameters: tuple[ParamSpec, ...]
     buffers: tuple[BufferSpec, ...]
-    input_size: int | None = None
-    """Side of the images that the library lists for its weights, pixels; None if unknown."""
-    mean: tuple[float, ...] | None = None
-    """Mean of each channel that the library lists, of values in [0, 1]; None if unknown."""
-    std: tuple[float, ...] | None = None
-    """Standard deviation of each channel that the library lists, of values in [0, 1]; None if unknown."""
+    published_input: Normalisation | None = field(default=None, kw_only=True)
 
     @property
     def constants(self) -> frozenset[str]:
@@ -153,6 +160,12 @@ class ModelSpec(ABC):
         """Number of trained scalars."""
         return sum(parameter.size for parameter in self.parameters)
 
+    def freeze(self, names: Collection[str]) -> Self:
+        """Return the entry of the network with these parameters frozen."""
+        trained = tuple(parameter for parameter in self.parameters if parameter.name not in names)
+        frozen = (BufferSpec(each.name, each.shape) for each in self.parameters if each.name in names)
+        return replace(self, parameters=trained, buffers=(*self.buffers, *frozen))
+
     @abstractmethod
     def flops(self, image_size: int) -> int:
         """Return the FLOPs of the forward pass of one image of side `image_size`, 2 per multiply-add."""
@@ -163,7 +176,10 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def saved_elements(self, image_size: int) -> int:
-        """Return the number of elements that forward keeps for backward, for one image of side `image_size`."""
+        """Return the elements that forward keeps for backward, for one image of side `image_size`.
+
+        If most layers are frozen, they are at least those of its largest layer: its input and its output.
+        """
 
     @abstractmethod
     def check_image_size(self, image_size: int) -> None:
@@ -174,16 +190,7 @@ class ModelSpec(ABC):
 class LayeredSpec(ModelSpec):
     """Specification of a network of the catalogue by its layers, the same for all engines."""
 
-    name: str
     layers: tuple[LayerSpec, ...]
-
-    @cached_property
-    def parameters(self) -> tuple[ParamSpec, ...]:  # type: ignore[override]
-        return tuple(parameter for layer in self.layers for parameter in layer.parameters)
-
-    @cached_property
-    def buffers(self) -> tuple[BufferSpec, ...]:  # type: ignore[override]
-        return tuple(buffer for layer in self.layers for buffer in layer.buffers)
 
     def flops(self, image_size: int) -> int:
         """Return the FLOPs of the forward pass of one image of side `image_size`, 2 per multiply-add.
@@ -195,22 +202,45 @@ class LayeredSpec(ModelSpec):
     def training_flops(self, image_size: int) -> int:
         """Return the FLOPs of forward and backward of one image of side `image_size`, auxiliary layers included.
 
-        Backward is two more passes, one for the weights and one for the inputs. A blur has no weights, and the gradient
-        of the image is not computed.
+        Backward is one more pass for the weights that are trained, and one for the inputs of the layers after the first
+        trained one. The gradient of the image is not computed.
         """
-        once = [layer.multiply_adds(image_size) for layer in self.layers]
-        blurs = sum(cost for layer, cost in zip(self.layers, once, strict=True) if layer.kind == "blur")
-        return 2 * (3 * sum(once) - once[0] - blurs)
+        trained, first = self._trained_names, self._first_trained
+        forward = [layer.multiply_adds(image_size) for layer in self.layers]
+        weights = [cost for layer, cost in zip(self.layers, forward, strict=True) if f"{layer.name}.weight" in trained]
+        return 2 * (sum(forward) + sum(weights) + sum(forward[first + 1 :]))
 
     def saved_elements(self, image_size: int) -> int:
-        """Return twice the elements of all layers' outputs: those of convolutions, and those of their norms."""
-        return 2 * self.activation_elements(image_size)
+        """Return twice the elements of the layers' outputs, from the first trained layer on.
+
+        Those are the outputs of convolutions, and of their norms; of the layers before, those of the largest one count.
+        """
+        outputs = self._outputs(image_size)
+        return 2 * max(sum(outputs[self._first_trained :]), *outputs)
+
+    def activation_elements(self, image_size: int) -> int:
+        """Return the number of elements of all layers' outputs for one image of side `image_size`."""
+        return sum(self._outputs(image_size))
+
+    def _outputs(self, image_size: int) -> list[int]:
+        """Return the elements of each layer's output, 0 for a norm, whose output has those of the layer before."""
+        return [
+            0 if layer.kind == "norm" else layer.out_channels * layer.output_pixels(image_size) for layer in self.layers
+        ]
 
     def check_image_size(self, image_size: int) -> None:
         """Accept the size, which the document's own checks have compared with the network."""
 
-    def activation_elements(self, image_size: int) -> int:
-        """Return the number of elements of all layers' outputs for one image of side `image_size`."""
-        return sum(
-            layer.out_channels * layer.output_pixels(image_size) for layer in self.layers if layer.kind != "norm"
+    @cached_property
+    def _trained_names(self) -> frozenset[str]:
+        return frozenset(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def _first_trained(self) -> int:
+        """Index of the first layer with a trained parameter."""
+        indices = (
+            index
+            for index, layer in enumerate(self.layers)
+            if any(parameter.name in self._trained_names for parameter in layer.parameters)
         )
+        return next(indices)

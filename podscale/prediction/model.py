@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.evaluation.ensemble_scores import file_sha256
 from podscale.evaluation.evaluation_json import read_evaluation
 from podscale.runs.model_files import EvaluatedModel, find_model_directory, read_model, run_document_of, run_of
+from podscale.util.files import file_sha256
 from podscale.util.formatting import printable
 
 

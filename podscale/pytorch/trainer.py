@@ -153,7 +153,7 @@ def build_trainer(
     classes = len(shard_set.classes)
     model = build_model_on_device(config, world, classes)
     freeze_parameters(config, model, classes)
-    step = build_train_step(config, world, model, models.model_spec(config.model, classes), len(split), classes)
+    step = build_train_step(config, world, model, models.model_spec(config.model, classes), len(split))
     reducer, weights, optimizer, precision = step.reducer, step.weights, step.optimizer, step.precision
     log_wire_error(train.all_reduce, reducer, world, training_logger)
     prefetcher, count_images = DevicePrefetcher(world), training_logger.metrics.count_evaluated_images
@@ -184,13 +184,12 @@ def build_trainer(
 
 
 def build_train_step(
-    config: RunConfig, world: World, model: torch.nn.Module, spec: models.ModelSpec, samples: int, classes: int = 0
+    config: RunConfig, world: World, model: torch.nn.Module, spec: models.ModelSpec, samples: int
 ) -> TrainStep:
     """Build the train step; the weights of `model`, on the device, become the initial weights.
 
     Args:
         samples: images of the training split.
-        classes: number of classes; needed for `train.learning_rate_scale` and `train.layer_decay`.
     """
     train = config.train
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
@@ -223,7 +222,7 @@ def build_train_step(
         weights,
         torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
         dropout_rng=DropoutRng(model, config.run.seed, world, is_external=config.model.is_external),
-        rate_scales=build_rate_scales(config, reducer.buffer, weights, classes),
+        rate_scales=build_rate_scales(config, reducer.buffer, weights, spec.classes),
         batch_norm_momenta=BatchNormMomenta(model, momenta) if len(momenta) > 1 else None,
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
@@ -273,6 +272,7 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     """Build the network with the run's initial weights, on the device, in the document's memory format."""
     torch.manual_seed(config.run.seed)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    model = build_model(config.model, classes)
+    model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
     set_stem_compute(model, config.train.stem_compute)
-    return model.train()  # type: ignore[no-any-return]
+    return model.train()

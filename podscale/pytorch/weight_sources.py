@@ -1,6 +1,5 @@
 """Reading of weights that Podscale did not train: files, Hugging Face repositories, torchvision, timm."""
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,15 +12,20 @@ from torch import Tensor
 
 from podscale.config import RunConfig
 from podscale.config.start import HUB_PATTERN
+from podscale.data.manifest import classes_sha256
 from podscale.errors import InputError
 from podscale.pytorch.models.external import first_line, import_library
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, read_model
 from podscale.training.initial_weights import SourceWeights
+from podscale.util.files import file_sha256
 
 FIELD = "train.start_from.weights"
 NESTED_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "model_state", "params")
 """Keys under which training programs save the weights of a model, best first."""
+
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Usual names of the weights in a repository of Hugging Face, best first."""
 
 
 def read_source(config: RunConfig) -> SourceWeights:
@@ -39,8 +43,7 @@ def read_source(config: RunConfig) -> SourceWeights:
         return _from_timm(name)
     path = Path(name).expanduser()
     if (path / MODEL_JSON).exists():
-        classes = tuple(map(str, read_model(path).description["classes"]))
-        return _from_file(path / WEIGHTS_FILE, name, classes=classes)
+        return _from_file(path / WEIGHTS_FILE, name, classes_sha256(read_model(path).description["classes"]))
     return _from_file(path, name)
 
 
@@ -86,20 +89,19 @@ def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
     return {name: t.detach().float().contiguous().numpy() for name, t in tensors.items() if t.is_floating_point()}
 
 
-def _from_file(path: Path, name: str, *, classes: tuple[str, ...] | None = None, **origin: Any) -> SourceWeights:
+def _from_file(path: Path, name: str, classes: str | None = None, **origin: Any) -> SourceWeights:
     tensors = read_weight_file(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return SourceWeights(as_arrays(tensors), {"source": name, "sha256": digest, **origin}, classes=classes)
+    return SourceWeights(as_arrays(tensors), {"source": name, "sha256": file_sha256(path), **origin}, classes)
 
 
 def _from_hub(name: str, repository: str, commit: str, file: str | None) -> SourceWeights:
     hub: Any = import_library("huggingface_hub", "hub", field=FIELD)
-    files = [file] if file else ["model.safetensors", "pytorch_model.bin"]
-    for number, candidate in enumerate(files):
+    files = [file] if file else list(HUB_FILES)
+    for candidate in files:
         try:
             path = Path(hub.hf_hub_download(repository, candidate, revision=commit))
         except Exception as error:
-            if number < len(files) - 1 and type(error).__name__ in ("EntryNotFoundError", "LocalEntryNotFoundError"):
+            if isinstance(error, hub.errors.EntryNotFoundError) and candidate != files[-1]:
                 continue
             problem = f"cannot be fetched: {type(error).__name__}: {first_line(error)}"
             hint = "Name a file of the repository, or download it and give its path."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from podscale import models
-from podscale.config import ModelSection, TrainSection
+from podscale.config import ModelSection, RunConfig, TrainSection
 from podscale.errors import InputError
 
 HEAD = "head"
@@ -17,6 +17,18 @@ def head_names(model: ModelSection, classes: int) -> tuple[str, ...]:
     """Return the arrays whose shapes depend on the number of classes: the classifier, and an auxiliary one."""
     shapes, other = (models.model_spec(model, count).array_shapes for count in (classes, classes + 1))
     return tuple(name for name, shape in shapes.items() if other[name] != shape)
+
+
+def trained_spec(config: RunConfig, classes: int) -> models.ModelSpec:
+    """Return the entry of the document's model, with the parameters frozen that `train.freeze` names.
+
+    Raises InputError if the model cannot be built, or the document's patterns do not fit it.
+    """
+    spec = models.model_spec(config.model, classes)
+    if not config.train.freeze:
+        return spec
+    names = [parameter.name for parameter in spec.parameters]
+    return spec.freeze(frozen_names(config.train, names, head_names(config.model, classes)))
 
 
 def frozen_names(train: TrainSection, names: Sequence[str], head: Sequence[str]) -> tuple[str, ...]:
@@ -45,19 +57,40 @@ def frozen_names(train: TrainSection, names: Sequence[str], head: Sequence[str])
     return frozen
 
 
-def learning_rate_scales(train: TrainSection, names: Sequence[str], head: Sequence[str]) -> dict[str, float]:
-    """Return the factor of each parameter's learning rate; empty if all are 1. Arguments as in `frozen_names`."""
+def learning_rate_scales(config: RunConfig, names: Sequence[str], classes: int) -> dict[str, float]:
+    """Return the factor of each parameter's learning rate; empty if all are 1.
+
+    Args:
+        names: the parameters that are trained.
+        classes: number of classes.
+
+    Raises:
+        InputError: a pattern matches no parameter, or the model has no blocks for `train.layer_decay`.
+    """
+    train = config.train
     if not train.learning_rate_scale and train.layer_decay is None:
         return {}
-    depths = layer_depths(names, head)
-    last, decay = max(depths.values()), train.layer_decay or 1.0
-    scales = {name: decay ** (last - depth) for name, depth in depths.items()}
+    head = head_names(config.model, classes)
     for pattern in train.learning_rate_scale:
         _check_pattern(pattern, names, head, "train.learning_rate_scale")
+    scales = _decayed(config, names, head)
     for name in names:
-        matching = [s for pattern, s in train.learning_rate_scale.items() if _matches(name, pattern, head)]
+        matching = [scale for pattern, scale in train.learning_rate_scale.items() if _matches(name, pattern, head)]
         scales[name] *= matching[-1] if matching else 1.0
     return scales
+
+
+def _decayed(config: RunConfig, names: Sequence[str], head: Sequence[str]) -> dict[str, float]:
+    """Return the factors of `train.layer_decay`."""
+    if (decay := config.train.layer_decay) is None:
+        return dict.fromkeys(names, 1.0)
+    depths = layer_depths(names, head)
+    last = max(depths.values())
+    if last == 1:
+        problem = f"{config.model.name} has no blocks with a number in their names"
+        hint = "Leave it out, and give factors in train.learning_rate_scale."
+        raise InputError(problem, field="train.layer_decay", got=decay, hint=hint)
+    return {name: decay ** (last - depth) for name, depth in depths.items()}
 
 
 def layer_depths(names: Sequence[str], head: Iterable[str]) -> dict[str, int]:
@@ -67,7 +100,8 @@ def layer_depths(names: Sequence[str], head: Iterable[str]) -> dict[str, int]:
     block counts to the block before it.
     """
     owners = {name: _block_of(name) for name in names}
-    stages = {block for block in owners.values() for other in owners.values() if other.startswith(f"{block}.")}
+    found = set(owners.values())
+    stages = {block for block in found if any(other.startswith(f"{block}.") for other in found)}
     blocks: dict[str, int] = {}
     depths, current = {}, 0
     for name, block in owners.items():
@@ -78,7 +112,8 @@ def layer_depths(names: Sequence[str], head: Iterable[str]) -> dict[str, int]:
     return depths | {name: last for name in head if name in depths}
 
 
-NUMBERED = re.compile(r"(?:^|[a-z_-])\d+$", re.IGNORECASE)
+NUMBERED = re.compile(r"(?:^|[a-z_-])\d+[a-z]?$", re.IGNORECASE)
+"""Part of a name that ends in a number, with a letter in the Inceptions (Mixed_5b)."""
 REPEATED = ("blocks", "layers")
 """Names of a list of blocks inside of a stage."""
 

@@ -1,9 +1,8 @@
 """Initial weights of a run (`train.start_from`): from another run, or weights from elsewhere, fitted to the model."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,10 @@ import numpy.typing as npt
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.identity import add_later_options, differences, result_values
+from podscale.data.manifest import classes_sha256
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
-from podscale.models.weight_names import best_mapping, squeezed
+from podscale.models.weight_names import best_mapping, rename, squeezed
 from podscale.runs.checkpoint.format import CheckpointEntry, Snapshot, complete_entries, read_snapshot
 from podscale.runs.ensemble_members import resolve_run_directory
 from podscale.training.fine_tuning import head_names
@@ -36,14 +36,12 @@ class SourceWeights:
     Args:
         arrays: fp32, by the source's names.
         origin: provenance to record, JSON values.
-        classes: class names in index order; None if the source does not list them.
-        has_same_classes: True or False if the source's classes were compared with the shard set's, else None.
+        classes_sha256: hash of the class map; None if the source does not list its classes.
     """
 
     arrays: Arrays
     origin: dict[str, Any]
-    classes: tuple[str, ...] | None = None
-    has_same_classes: bool | None = None
+    classes_sha256: str | None = None
 
 
 ReadSource = Callable[[RunConfig], SourceWeights]
@@ -73,43 +71,32 @@ def load_initial_weights(
     """
     start = config.train.start_from
     if start.run is not None:
-        source = _read_run(config, shard_set, start.run)
-        names = {name: name for name in source.arrays}
+        source = _read_run(config, start.run)
     elif start.weights is not None:
         assert read_source is not None, "checked with the run document"
         source = read_source(config)
-        names = {}
     else:
         return None
-    if source.classes is not None:
-        source = SourceWeights(
-            source.arrays, source.origin, has_same_classes=list(source.classes) == list(shard_set.classes)
-        )
-    return fit_weights(config, len(shard_set.classes), source, names)
+    return fit_weights(config, shard_set.classes, source)
 
 
-def fit_weights(
-    config: RunConfig, classes: int, source: SourceWeights, names: Mapping[str, str] | None = None
-) -> InitialWeights:
+def fit_weights(config: RunConfig, classes: Sequence[str], source: SourceWeights) -> InitialWeights:
     """Fit weights to the document's model. Raises InputError for arrays that do not fit, unless they may differ.
 
     Args:
-        classes: number of classes of the run.
-        names: name in the model of each of the source's arrays; default: the known renaming that fits best, after that
-            of the document.
+        classes: class names of the run in index order.
     """
-    spec = models.model_spec(config.model, classes)
-    arrays = _renamed(config, source.arrays, spec.array_shapes, names)
-    fit = _Fit(arrays, spec.array_shapes, head_names(config.model, classes), spec.constants)
-    replaces = _replaces_head(config, source, fit)
-    head = set(fit.head) if replaces else set()
-    missing = [name for name in fit.missing if name not in head]
-    wrong = [name for name in fit.wrong if name not in head]
-    unknown = list(fit.unknown)
-    if (missing or wrong or unknown) and config.train.start_from_strict:
-        raise _misfit(config, fit, missing, wrong, unknown)
-    skipped = [*(name for name in fit.head if name in head and name in arrays), *wrong, *unknown]
-    initialised = [name for name in spec.array_shapes if name in head or name in missing or name in wrong]
+    spec = models.model_spec(config.model, len(classes))
+    arrays = _renamed(config, source.arrays, spec.array_shapes)
+    fit = _compare(arrays, spec)
+    head_arrays = head_names(config.model, len(classes))
+    replaces = _replaces_head(config, source, classes, fits=not set(head_arrays) & {*fit.missing, *fit.wrong})
+    head = head_arrays if replaces else ()
+    fit = Misfit(*([name for name in names if name not in head] for names in fit))
+    if any(fit) and config.train.start_from_strict:
+        raise _misfit_error(config, fit, arrays, spec.array_shapes)
+    skipped = [*(name for name in head if name in arrays), *fit.wrong, *fit.unknown]
+    initialised = [name for name in spec.array_shapes if name in (*head, *fit.missing, *fit.wrong)]
     loaded = {name: arrays[name].reshape(s) for name, s in spec.array_shapes.items() if name not in initialised}
     if not loaded:
         raise InputError("no array of these weights fits the model", field=_field(config), got=_label(config))
@@ -122,53 +109,50 @@ def fit_weights(
     return InitialWeights(loaded, source.origin | report)
 
 
-@dataclass
-class _Fit:
-    """Comparison of arrays with a model."""
+class Misfit(NamedTuple):
+    """Names of arrays that do not fit a model."""
 
-    arrays: Arrays
-    shapes: Mapping[str, models.Shape]
-    head: tuple[str, ...]
-    constants: frozenset[str]
-    missing: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.missing = [name for name in self.shapes if name not in self.arrays]
-        self.wrong = [
-            name
-            for name, shape in self.shapes.items()
-            if name in self.arrays and squeezed(self.arrays[name].shape) != squeezed(shape)
-        ]
-        self.unknown = [name for name in self.arrays if name not in self.shapes and name not in self.constants]
-
-    @property
-    def has_head(self) -> bool:
-        """Return True if the classifier is there, with the model's shape."""
-        return not any(name in self.head for name in (*self.missing, *self.wrong))
+    missing: list[str]
+    wrong: list[str]
+    """Of another shape."""
+    unknown: list[str]
 
 
-def _renamed(
-    config: RunConfig, arrays: Arrays, shapes: Mapping[str, models.Shape], names: Mapping[str, str] | None
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays by the model's names."""
-    for pattern, replacement in config.train.start_from.rename:
-        try:
-            arrays = {re.sub(pattern, replacement, name): array for name, array in arrays.items()}
-        except (re.error, IndexError) as error:
-            problem = f"the replacement does not fit its expression: {error}"
-            raise InputError(problem, field="train.start_from.rename", got=replacement) from None
-    names = names or best_mapping({name: tuple(array.shape) for name, array in arrays.items()}, shapes)
-    return {new: np.asarray(arrays[name], np.float32) for name, new in names.items()}
+def _compare(arrays: Arrays, spec: models.ModelSpec) -> Misfit:
+    """Compare arrays, by the model's names, with the model."""
+    shapes = spec.array_shapes
+    return Misfit(
+        missing=[name for name in shapes if name not in arrays],
+        wrong=[n for n, s in shapes.items() if n in arrays and squeezed(arrays[n].shape) != squeezed(s)],
+        unknown=[name for name in arrays if name not in shapes and name not in spec.constants],
+    )
 
 
-def _replaces_head(config: RunConfig, source: SourceWeights, fit: _Fit) -> bool:
-    """Return True if the classifier starts anew. Raises InputError if it is to be kept and cannot be."""
+def _renamed(config: RunConfig, arrays: Arrays, shapes: Mapping[str, models.Shape]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays by the model's names: by the document's changes, then the known renaming that fits best."""
+    names = rename(list(arrays), config.train.start_from.rename)
+    known = best_mapping({new: tuple(arrays[name].shape) for name, new in names.items()}, shapes)
+    renamed: dict[str, npt.NDArray[Any]] = {}
+    for name, new in names.items():
+        if (final := known.get(new)) in renamed:
+            problem = f"two arrays of these weights become {final}"
+            hint = "Change one of their names by train.start_from.rename, or save the model's weights alone."
+            raise InputError(problem, field=_field(config), got=_label(config), hint=hint)
+        if final is not None:
+            renamed[final] = np.asarray(arrays[name], np.float32)
+    return renamed
+
+
+def _replaces_head(config: RunConfig, source: SourceWeights, classes: Sequence[str], *, fits: bool) -> bool:
+    """Return True if the classifier starts anew. Raises InputError if it is to be kept and cannot be.
+
+    Args:
+        fits: the source has a classifier of the model's shape.
+    """
     choice = config.train.head
     if choice == "replace":
         return True
-    differs = source.has_same_classes is False or (source.has_same_classes is None and not fit.has_head)
+    differs = not fits if source.classes_sha256 is None else source.classes_sha256 != classes_sha256(list(classes))
     if choice == "keep" and differs:
         raise InputError(
             "these weights have other classes, or another order of them, than the shard set",
@@ -179,10 +163,10 @@ def _replaces_head(config: RunConfig, source: SourceWeights, fit: _Fit) -> bool:
     return choice == "auto" and differs
 
 
-def _misfit(config: RunConfig, fit: _Fit, missing: list[str], wrong: list[str], unknown: list[str]) -> InputError:
+def _misfit_error(config: RunConfig, fit: Misfit, arrays: Arrays, shapes: Mapping[str, models.Shape]) -> InputError:
     """Return the error that lists the arrays that do not fit."""
-    shapes = [f"{name} {list(fit.arrays[name].shape)} instead of {list(fit.shapes[name])}" for name in wrong]
-    kinds = {"missing": missing, "of another shape": shapes, "unknown to the model": unknown}
+    wrong = [f"{name} {list(arrays[name].shape)} instead of {list(shapes[name])}" for name in fit.wrong]
+    kinds = {"missing": fit.missing, "of another shape": wrong, "unknown to the model": fit.unknown}
     lines = [f"  {len(names)} {kind}: {', '.join(_listed(names))}" for kind, names in kinds.items() if names]
     return InputError(
         f"these weights do not fit {config.model.name}:\n" + "\n".join(lines),
@@ -207,7 +191,7 @@ def _label(config: RunConfig) -> str | None:
     return config.train.start_from.run or config.train.start_from.weights
 
 
-def _read_run(config: RunConfig, shard_set: ShardSet, name: str) -> SourceWeights:
+def _read_run(config: RunConfig, name: str) -> SourceWeights:
     """Read the weights of a run's checkpoint. Raises InputError if there is none, or of another model."""
     start, run = config.train.start_from, resolve_run_directory(config, name)
     entries = complete_entries(run.checkpoints)
@@ -234,8 +218,7 @@ def _read_run(config: RunConfig, shard_set: ShardSet, name: str) -> SourceWeight
         for name, array in snapshot.arrays.items()
         if name.startswith(MODEL_PREFIX)
     }
-    same = saved.classes_sha256 == shard_set.manifest.classes_sha256
-    return SourceWeights(arrays, _provenance(name, snapshot), has_same_classes=same)
+    return SourceWeights(arrays, _provenance(name, snapshot), saved.classes_sha256)
 
 
 def entry_of_epoch(entries: list[CheckpointEntry], epoch: float, run: str) -> CheckpointEntry:

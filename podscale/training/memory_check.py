@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterator
 
-from podscale import models
 from podscale.config import RunConfig, dumps, loads
 from podscale.config.batch_phases import largest_pass
 from podscale.config.checks import check_ranks
 from podscale.config.preflight.host import MIN_PROCESS_BYTES, processes_per_node
 from podscale.errors import InputError
+from podscale.training.fine_tuning import learning_rate_scales, trained_spec
 from podscale.training.memory_estimate import estimate_memory
 from podscale.util import env, host_info
 from podscale.util.formatting import format_bytes
@@ -36,11 +36,12 @@ def training_problems(config: RunConfig, classes: int | None = None) -> Iterator
 
 
 def model_problem(config: RunConfig, classes: int) -> InputError | None:
-    """Return the error of a model that cannot be built, or does not take the images of training or evaluation."""
+    """Return the error of a model that cannot be built, does not take the images, or lacks parameters of a pattern."""
     if config.train.engine == "jax":
         return None  # the document's own checks know its networks
     try:
-        spec = models.model_spec(config.model, classes)
+        spec = trained_spec(config, classes)
+        learning_rate_scales(config, [parameter.name for parameter in spec.parameters], classes)
         for size in sorted({*config.training_sizes, config.eval_image_size}):
             spec.check_image_size(size)
     except InputError as error:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from podscale import models
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_phases import largest_pass
+from podscale.training.fine_tuning import trained_spec
 from podscale.training.param_layout import preconditioner_elements
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
@@ -27,15 +28,19 @@ class MemoryEstimate(NamedTuple):
 def estimate_memory(config: RunConfig, classes: int, processes_per_node: int) -> MemoryEstimate:
     """Estimate the memory of one process of a run by its document, without building the model.
 
-    Activations are those of the largest pass of any phase, with the largest images.
+    Activations are those of the largest pass of any phase, with the largest images. Frozen parameters count as fp32
+    weights alone.
     """
-    spec = models.model_spec(config.model, classes)
+    spec = trained_spec(config, classes)
+    frozen = models.model_spec(config.model, classes).num_parameters - spec.num_parameters
     ranks = processes_per_node * config.launch.nodes
     weights, optimizer = state_bytes(config.train, spec.num_parameters, ranks, processes_per_node)
     per_rank = largest_pass(config.train).pass_images // ranks
     elements = spec.saved_elements(max(config.training_sizes)) * per_rank
     return MemoryEstimate(
-        weights, optimizer + matrix_bytes(config.train, spec, ranks), elements * FLOAT_BYTES[config.train.precision]
+        weights + 4 * frozen,
+        optimizer + matrix_bytes(config.train, spec, ranks),
+        elements * FLOAT_BYTES[config.train.precision],
     )
 
 
@@ -53,6 +58,8 @@ def state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tu
         moments += optimizer.shampoo.graft != "sgd"
     elif optimizer.name == "nlcg":
         moments += optimizer.nlcg.beta == "polak_ribiere"
+    if train.learning_rate_scale or train.layer_decay is not None:
+        moments += 2  # the factor, and the weight before the step
     per_weight = 4 * (rounded + moments + (train.ema.decay is not None))
     return (4 + weights) * size, per_weight * size // (shards if sharded else 1)
 

@@ -21,6 +21,7 @@ from podscale.distributed.step_status import StepStatus, StepSync, StopRequest
 from podscale.errors import PodscaleError, Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
+from podscale.training.fine_tuning import trained_spec
 from podscale.training.gauges import add_gauges
 from podscale.training.initial_weights import EPOCH_BEFORE_KEY, EPOCH_KEY
 from podscale.training.model_weights import TrainedModel, export_model
@@ -174,7 +175,7 @@ class Trainer(ABC):
 
     @cached_property
     def spec(self) -> models.ModelSpec:
-        return models.model_spec(self.config.model, len(self.shard_set.classes))
+        return trained_spec(self.config, len(self.shard_set.classes))
 
     @property
     def target_reached(self) -> bool:

@@ -1,5 +1,6 @@
-"""Atomic writes of small files: a reader gets the old content or the new."""
+"""Atomic writes of small files: a reader gets the old content or the new. Hash of a file."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -35,3 +36,9 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits, read in parts."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

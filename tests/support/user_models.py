@@ -18,6 +18,11 @@ def depthwise(num_classes: int, channels: int = 8) -> nn.Module:
     )
 
 
+def with_keywords(num_classes: int, channels: int, **options: int) -> nn.Module:
+    """Return a network whose class does not take the keywords of this function."""
+    return depthwise(num_classes, channels * options.get("times", 1))
+
+
 class Tokens(nn.Module):
     """Class token, learned positions, a scale of each channel and an embedding of a fixed index."""
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale import models
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
 from podscale.distributed.waits import waiting_for
@@ -26,6 +25,7 @@ from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES, AllReduce
 from podscale.pytorch.mesh import Axis, build_line, build_mesh, plan_rows
 from podscale.pytorch.timing import time_slowest_rank
 from podscale.pytorch.world import World
+from podscale.training.fine_tuning import trained_spec
 from podscale.util.files import write_json
 
 CANDIDATES = ("flat", "tree", "hierarchical", "torus2d")
@@ -83,7 +83,7 @@ def resolve_all_reduce(
         fence()
     sharded = config.train.weight_update == "sharded"
     chosen = resolve_algorithm(
-        section, world, 4 * models.model_spec(config.model, classes).num_parameters, choice_file, sharded=sharded
+        section, world, 4 * trained_spec(config, classes).num_parameters, choice_file, sharded=sharded
     )
     report(chosen.facts(), kept=chosen.is_reused)
     train = config.train.model_copy(update={"all_reduce": chosen.section(section)})

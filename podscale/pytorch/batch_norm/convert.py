@@ -24,7 +24,8 @@ class ActivatedBatchNorm(BatchNorm):
     act: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
+        y: Tensor = self.act(self.drop(super().forward(x)))
+        return y
 
 
 def convert_batch_norm(network: nn.Module, section: BatchNormSection, model_name: str) -> nn.Module:

@@ -22,9 +22,12 @@ RESERVED_OPTIONS = {
         ("weights", "weights_backbone", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path"),
         "initial weights are named by train.start_from",
     ),
-    **dict.fromkeys(("features_only", "cache_dir", "progress"), "it makes no classifier"),
+    "features_only": "the model would be no classifier",
+    **dict.fromkeys(("cache_dir", "progress"), "nothing is downloaded"),
 }
 """Arguments that model.options may not have, and the reason."""
+LISTS = {"torchvision": "torchvision.models.list_models(module=torchvision.models)", "timm": "timm.list_models()"}
+"""Expressions that list the models of a library."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class ModelFactory:
         name: value of model.name.
         build: called with `num_classes` and the options.
         described_by: function with the signature of the options.
+        passes_on: `described_by` passes other keywords to the class of the model.
         fixed: arguments that Podscale sets.
     """
 
     name: str
     build: Callable[..., Any]
     described_by: Callable[..., Any]
+    passes_on: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, classes: int, options: Mapping[str, Any]) -> nn.Module:
@@ -69,7 +74,7 @@ class ModelFactory:
     def option_names(self) -> frozenset[str] | None:
         """Names that model.options may have; None if the factory takes any name."""
         names, takes_any = _keywords(self.described_by)
-        if takes_any:
+        if takes_any and self.passes_on:
             class_names, takes_any = _keywords(type(self.on_meta(2, {})).__init__)
             names |= class_names
         return None if takes_any else frozenset(names - {"self"} - RESERVED_OPTIONS.keys())
@@ -82,7 +87,7 @@ class ModelFactory:
         known = self.option_names if options else None
         for name in options:
             if known is not None and name not in known:
-                hint = _did_you_mean([name], known) or f"It has {', '.join(sorted(known)) or 'no options'}."
+                hint = _did_you_mean(name, known) or f"It has {', '.join(sorted(known)) or 'no options'}."
                 raise InputError(f"{self.name} has no such option", field=f"model.options.{name}", hint=hint)
 
 
@@ -112,7 +117,7 @@ def _torchvision_factory(name: str) -> ModelFactory:
     if name not in names:
         raise _unknown("torchvision", name, names)
     builder = models.get_model_builder(name)
-    return ModelFactory(f"torchvision:{name}", builder, builder, {"weights": None})
+    return ModelFactory(f"torchvision:{name}", builder, builder, passes_on=True, fixed={"weights": None})
 
 
 def _timm_factory(name: str) -> ModelFactory:
@@ -124,7 +129,7 @@ def _timm_factory(name: str) -> ModelFactory:
     def build(**options: Any) -> Any:
         return timm.create_model(name, pretrained=False, **options)
 
-    return ModelFactory(f"timm:{name}", build, timm.model_entrypoint(architecture))
+    return ModelFactory(f"timm:{name}", build, timm.model_entrypoint(architecture), passes_on=True)
 
 
 def _python_factory(name: str) -> ModelFactory:
@@ -140,7 +145,7 @@ def _python_factory(name: str) -> ModelFactory:
         if not hasattr(found, part):
             names = [each for each in vars(found) if callable(getattr(found, each))]
             problem = f"{module_name} has no {path}"
-            raise InputError(problem, field="model.name", got=shown, hint=_did_you_mean([part], names))
+            raise InputError(problem, field="model.name", got=shown, hint=_did_you_mean(part, names))
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{path} is not callable", field="model.name", got=shown)
@@ -158,21 +163,15 @@ def import_library(name: str, extra: str, field: str = "model.name") -> Any:
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> InputError:
     """Return the error of a name that the library does not have, with a similar one of the library."""
-    similar = _did_you_mean([name], names, prefix=f"{library}:")
+    similar = _did_you_mean(name, names, prefix=f"{library}:")
     hint = similar or f"List its names with `python -c 'import {library}; print({LISTS[library]})'`"
     return InputError(f"{library} has no such model", field="model.name", got=f"{library}:{name}", hint=hint)
 
 
-LISTS = {"torchvision": "torchvision.models.list_models(module=torchvision.models)", "timm": "timm.list_models()"}
-
-
-def _did_you_mean(names: Iterable[str], known: Iterable[str], prefix: str = "") -> str:
-    """Return the hint with the known name that is most similar to one of `names`; "" if none is."""
-    known = list(known)
-    for name in names:
-        if similar := difflib.get_close_matches(name, known, 1, 0.6):
-            return f"Did you mean {prefix}{similar[0]}?"
-    return ""
+def _did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the hint with the known name that is most similar; "" if none is."""
+    similar = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f"Did you mean {prefix}{similar[0]}?" if similar else ""
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[set[str], bool]:

@@ -1,25 +1,26 @@
 """Catalogue entry of a model from elsewhere, derived from its module on the meta device.
 
 Roles follow from the types of the layers. FLOPs are those that torch's FlopCounterMode counts in the forward pass.
-Backward is taken as twice the forward pass, because the counter ignores groups there. Elements for backward are those
-that autograd saves. A trial step in training mode finds models that Podscale cannot train.
+Backward of all parameters is taken as twice the forward pass, because the counter ignores groups there. Elements for
+backward are those that autograd saves. A trial step in training mode finds models that Podscale cannot train.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from podscale.config import ModelSection
 from podscale.config.model_names import ModelSource, model_source
 from podscale.errors import InputError
-from podscale.models.spec import BufferSpec, ModelSpec, ParamSpec, Role
+from podscale.models.spec import BufferSpec, ModelSpec, Normalisation, ParamSpec, Role
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.batch_norm.convert import convert_batch_norm
 from podscale.pytorch.models.external import ModelFactory, find_factory, first_line
@@ -40,37 +41,45 @@ class Trial(NamedTuple):
     """Result of a trial step, for one image."""
 
     flops: int
+    backward_flops: int
+    """As the counter finds them, too many for convolutions in groups."""
     saved_elements: int
+    largest_output: int
+    """Elements of the largest output of a module."""
 
 
 @dataclass(frozen=True)
 class ExternalSpec(ModelSpec):
     """Entry of a model from elsewhere; `size_option` is the name of the option with the side of the images."""
 
-    name: str
-    parameters: tuple[ParamSpec, ...]
-    buffers: tuple[BufferSpec, ...]
     network: nn.Module = field(repr=False, compare=False)
-    classes: int = 0
-    size_option: str = ""
-    input_size: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    size_option: str
+    unfrozen: "ExternalSpec | None" = field(default=None, repr=False)
+    """Entry without frozen parameters; None: this one."""
     _trials: dict[int, Trial] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def constants(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.network.named_buffers()) - frozenset(running_statistics(self.network))
 
+    def freeze(self, names: Collection[str]) -> Self:
+        return replace(super().freeze(names), unfrozen=self.unfrozen or self, _trials={}) if names else self
+
     def flops(self, image_size: int) -> int:
         return self._trial(image_size).flops
 
     def training_flops(self, image_size: int) -> int:
-        """Return three times the FLOPs of the forward pass."""
-        return 3 * self._trial(image_size).flops
+        """Return the FLOPs of the forward pass and of backward: twice those of forward if all parameters are trained.
+
+        Frozen parameters lessen backward by the fraction that the counter finds.
+        """
+        trial, whole = self._trial(image_size), (self.unfrozen or self)._trial(image_size)
+        fraction = trial.backward_flops / whole.backward_flops if whole.backward_flops else 1.0
+        return trial.flops + round(2 * trial.flops * fraction)
 
     def saved_elements(self, image_size: int) -> int:
-        return self._trial(image_size).saved_elements
+        trial = self._trial(image_size)
+        return max(trial.saved_elements, 2 * trial.largest_output)
 
     def check_image_size(self, image_size: int) -> None:
         self._trial(image_size)
@@ -100,7 +109,13 @@ def _cached_spec(model_json: str, classes: int) -> ExternalSpec:
     _check_dtypes(network, model.name)
     buffers = tuple(BufferSpec(name, tuple(array.shape)) for name, array in untrained_arrays(network).items())
     return ExternalSpec(
-        model.name, parameters, buffers, network.train(), classes, _size_option(factory, model), **published
+        model.name,
+        classes,
+        parameters,
+        buffers,
+        network.train(),
+        _size_option(factory, model),
+        published_input=published,
     )
 
 
@@ -144,10 +159,13 @@ def run_trial(spec: ExternalSpec, image_size: int) -> Trial:
 
     Raises InputError if the model does not take such images, or Podscale cannot train it.
     """
-    network = spec.network
+    network, trained = spec.network, {parameter.name for parameter in spec.parameters}
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trained)
     constants = _constants(network)
     own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
+    output_sizes: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -155,10 +173,15 @@ def run_trial(spec: ExternalSpec, image_size: int) -> Trial:
             saved[storage._cdata] = storage
         return tensor
 
+    def note_size(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            output_sizes.append(output.numel())
+
     images = torch.empty(TRIAL_IMAGES, 3, image_size, image_size, device="meta")
     try:
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            register_module_forward_hook(note_size),
             FlopCounterMode(display=False) as counter,
         ):
             outputs: Any = network(images)
@@ -170,10 +193,16 @@ def run_trial(spec: ExternalSpec, image_size: int) -> Trial:
         raise InputError(problem, field="input.image_size", got=image_size, hint=hint) from error
     _check_outputs(spec, outputs)
     _check_state(spec, constants)
-    outputs.float().sum().backward()
+    with FlopCounterMode(display=False) as backward_counter:
+        outputs.float().sum().backward()
     _check_gradients(spec)
-    flops = counter.get_total_flops() // TRIAL_IMAGES
-    return Trial(flops, sum(storage.nbytes() for storage in saved.values()) // FLOAT_BYTES // TRIAL_IMAGES)
+    saved_bytes = sum(storage.nbytes() for storage in saved.values())
+    return Trial(
+        counter.get_total_flops() // TRIAL_IMAGES,
+        backward_counter.get_total_flops() // TRIAL_IMAGES,
+        saved_bytes // FLOAT_BYTES // TRIAL_IMAGES,
+        max(output_sizes) // TRIAL_IMAGES,
+    )
 
 
 def _check_outputs(spec: ExternalSpec, outputs: Any) -> None:
@@ -191,7 +220,7 @@ def _check_outputs(spec: ExternalSpec, outputs: Any) -> None:
 
 def _constants(network: nn.Module) -> dict[str, tuple[Tensor, int]]:
     """Return the buffers that are no statistics of batch norm, with their versions."""
-    statistics = untrained_arrays(network)
+    statistics = running_statistics(network)
     buffers = {name: buffer for name, buffer in network.named_buffers() if name not in statistics}
     return {name: (buffer, buffer._version) for name, buffer in buffers.items()}
 
@@ -239,18 +268,16 @@ def _size_option(factory: ModelFactory, model: ModelSection) -> str:
     return next((name for name in SIZE_OPTIONS if name in known or name in model.options), "")
 
 
-def _published_input(source: ModelSource | None, network: nn.Module) -> dict[str, Any]:
-    """Return input size, mean and deviation that the library lists for the model's weights."""
+def _published_input(source: ModelSource | None, network: nn.Module) -> Normalisation | None:
+    """Return the normalisation that the library lists for the model's weights."""
     config = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None)
     if isinstance(config, dict) and config.get("mean"):
-        size = config.get("input_size", (3, None, None))[-1]
-        return {"input_size": size, "mean": tuple(config["mean"]), "std": tuple(config["std"])}
+        return Normalisation(tuple(config["mean"]), tuple(config["std"]))
     if source is not None and source.library == "torchvision":
         import torchvision
 
         weights: Any = torchvision.models.get_model_weights(source.name)
         if default := getattr(weights, "DEFAULT", None):
             transform = default.transforms()
-            size = transform.crop_size[0]
-            return {"input_size": size, "mean": tuple(transform.mean), "std": tuple(transform.std)}
-    return {}
+            return Normalisation(tuple(transform.mean), tuple(transform.std))
+    return None

@@ -4,6 +4,7 @@ import pytest
 
 from podscale.config import dumps, load, loads
 from podscale.config.model_names import CATALOGUE_NAMES, ModelSource, is_model_name, model_source
+from podscale.pipelines.presets import resolve_preset
 from tests.support.refusals import refused
 
 
@@ -29,6 +30,10 @@ def test_other_names_are_refused(name: str) -> None:
         load(None, [f'model.name="{name}"'])
 
 
+def test_a_name_ends_with_its_line() -> None:
+    assert not is_model_name("timm:vit\n")
+
+
 def test_similar_names_and_prefixes_are_proposed() -> None:
     for name, proposal in (("resnett50", "resnet50"), ("torchvison:vit_b_16", "torchvision:vit_b_16")):
         with refused(proposal, field="model.name"):
@@ -49,7 +54,7 @@ def test_options_are_part_of_the_document() -> None:
         ("model.width=32", "model.width"),
         ("model.stem=small", "model.stem"),
         ("model.blurpool=true", "model.blurpool"),
-        ("model.inception.dropout=0.5", "model.inception"),
+        ("model.inception.dropout=0.5", "model.inception.dropout"),
         ("train.precision=bf16-pure", "train.precision"),
         ("train.stem_compute=padded4", "train.stem_compute"),
         ("train.spatial_partitions=[2, 1]", "train.spatial_partitions"),
@@ -67,3 +72,10 @@ def test_the_catalogue_has_no_options() -> None:
     assert not any(
         load(None, [f"model.name={name}", "input.image_size=299"]).model.is_external for name in CATALOGUE_NAMES
     )
+
+
+def test_a_presets_option_of_our_networks_is_taken_back_by_its_default() -> None:
+    preset = resolve_preset("imagenette")
+    with refused("default, 64", field="model.width"):
+        load(preset, ["model.name=timm:vit"])
+    assert load(preset, ["model.name=timm:vit", "model.width=64"]).model.is_external

@@ -1,7 +1,6 @@
 """Factors of the learning rate: each optimizer's weights are those of a run with another learning rate."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 from podscale.config.optimizer import OptimizerSection
 from podscale.pytorch.fine_tuning import RateScales
-from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.optim import Optimizer, build_optimizer
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.updates import DECAYS, SHAPES, STEPS, gradients, momentum, momentum_oracle, rate, start
@@ -23,6 +21,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam"},
     "adam decoupled": {"name": "adam", "adam": {"decoupled": True}},
     "rmsprop": {"name": "rmsprop"},
+    "shampoo": {"name": "shampoo", "shampoo": {"block": 16, "vectors": False, "every_steps": 10}},
+    "shampoo adagrad": {
+        "name": "shampoo",
+        "shampoo": {"block": 16, "every_steps": 25, "graft": "adagrad", "start_step": 25},
+    },
 }
 
 
@@ -33,7 +36,7 @@ def build(arrays: FlatArrays, name: str) -> Optimizer:
 def train_scaled(arrays: FlatArrays, optimizer: Optimizer, decay: float) -> dict[str, np.ndarray[Any, Any]]:
     flat = torch.ones_like(arrays.weights)
     arrays.put(flat, {name: np.full(shape, FACTORS[name], np.float32) for name, shape in SHAPES.items()})
-    scales = RateScales(cast(FlatWeights, SimpleNamespace(masters=arrays.weights)), flat)
+    scales = RateScales([arrays.weights], flat)
     for step in range(STEPS):
         scales.save()
         arrays.step(optimizer, gradients(step), hyper(rate(step), momentum(step), decay), number=step)
@@ -69,7 +72,7 @@ def test_a_masked_step_changes_nothing_to_the_bit() -> None:
     arrays = FlatArrays(start(), DECAYS)
     optimizer = build(arrays, "sgd")
     before = arrays.weights.clone()
-    scales = RateScales(cast(FlatWeights, SimpleNamespace(masters=arrays.weights)), torch.full_like(before, 0.3))
+    scales = RateScales([arrays.weights], torch.full_like(before, 0.3))
     scales.save()
     zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     assert not arrays.step(optimizer, zeros, hyper(0.1), finite=False)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from podscale.config import RunConfig
+from podscale.data.manifest import classes_sha256
 from podscale.pytorch.weight_sources import as_arrays, read_source, read_weight_file, tensors_in
 from podscale.training.model_weights import MODEL_FORMAT
 from tests.support.refusals import refused
@@ -90,7 +91,7 @@ def test_a_model_directory_has_a_list_of_classes(tmp_path: Path) -> None:
         "training": {},
     }
     (tmp_path / "model.json").write_text(json.dumps(description))
-    assert read_source(start(tmp_path)).classes == ("ant", "bee")
+    assert read_source(start(tmp_path)).classes_sha256 == classes_sha256(["ant", "bee"])
 
 
 def test_torchvisions_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +125,29 @@ def test_a_repository_is_read_at_its_commit_from_the_cache(tmp_path: Path, monke
         read_source(start(f"hf://someone/net@{commit}/other.safetensors"))
     with refused(field=FIELD):
         read_source(start(f"hf://someone/other@{commit}"))
+
+
+def test_a_repository_with_a_torch_file_alone_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's answer on a missing file is a subclass of EntryNotFoundError."""
+    hub = pytest.importorskip(
+        "huggingface_hub", reason="huggingface_hub is not installed (pip install 'podscale[hub]')"
+    )
+    torch.save(STATE, tmp_path / "pytorch_model.bin")
+    missing = type("RemoteEntryNotFoundError", (hub.errors.EntryNotFoundError,), {})
+
+    def download(repository: str, name: str, revision: str) -> str:
+        if not (tmp_path / name).exists():
+            raise missing(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    name = f"hf://someone/net@{'0' * 40}"
+    source = read_source(start(name))
+    assert source.arrays.keys() == STATE.keys()
+    assert source.origin["file"] == "pytorch_model.bin"
+    (tmp_path / "pytorch_model.bin").unlink()
+    with refused(field=FIELD, got=name):
+        read_source(start(name))
 
 
 def test_unknown_tags_of_timm_are_refused() -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from podscale import models
-from podscale.config import ModelSection, load
+from podscale.config import ModelSection, RunConfig, load
 from podscale.config.train import TrainSection
 from podscale.training.fine_tuning import frozen_names, head_names, layer_depths, learning_rate_scales
+from podscale.training.memory_check import model_problem
 from tests.support.refusals import refused
 
 RESNET = ModelSection(name="resnet18")
@@ -17,6 +18,10 @@ HEAD = ("fc.weight", "fc.bias")
 
 def train(**values: Any) -> TrainSection:
     return TrainSection.model_validate(values)
+
+
+def document(**values: Any) -> RunConfig:
+    return RunConfig.model_validate({"model": {"name": "resnet18"}, "train": values})
 
 
 @pytest.mark.parametrize(
@@ -52,10 +57,13 @@ def test_patterns_freeze_and_except() -> None:
     ],
 )
 def test_a_pattern_without_a_parameter_is_refused(key: str, value: Any, got: str, proposal: str) -> None:
+    config = document(**{key: value})
     with refused(proposal, field=f"train.{key}", got=got):
-        section = train(**{key: value})
-        frozen_names(section, NAMES, HEAD)
-        learning_rate_scales(section, NAMES, HEAD)
+        frozen_names(config.train, NAMES, HEAD)
+        learning_rate_scales(config, NAMES, 5)
+    error = model_problem(config, 5)
+    assert error is not None, "it is refused before anything starts"
+    assert (error.field, error.got) == (f"train.{key}", got)
 
 
 def test_a_run_that_trains_nothing_is_refused() -> None:
@@ -83,9 +91,16 @@ REGNET = """stem.0.weight 0, trunk_output.block1.block1-0.proj.0.weight 1, trunk
 trunk_output.block2.block2-1.f.a.0.weight 3"""
 VIT = """class_token 0, encoder.pos_embedding 0, encoder.layers.encoder_layer_0.ln_1.weight 1,
 encoder.layers.encoder_layer_1.mlp.0.weight 2, encoder.ln.weight 2"""
+INCEPTION = """Conv2d_1a_3x3.conv.weight 1, Mixed_5b.branch1x1.conv.weight 2, Mixed_5b.branch5x5_1.conv.weight 2,
+Mixed_5c.branch_pool.conv.weight 3"""
+INCEPTION_RESNET = """conv2d_1a.conv.weight 1, mixed_5b.branch0.conv.weight 2, mixed_5b.branch1.0.conv.weight 2,
+repeat.0.branch0.conv.weight 3, repeat.1.branch1.0.conv.weight 4"""
+GOOGLENET = "conv1.conv.weight 1, inception3a.branch1.conv.weight 2, inception3a.branch2.0.conv.weight 2"
 
 
-@pytest.mark.parametrize("listed", [TIMM_VIT, TIMM_CONVNEXT, CONVNEXT, REGNET, VIT])
+@pytest.mark.parametrize(
+    "listed", [TIMM_VIT, TIMM_CONVNEXT, CONVNEXT, REGNET, VIT, INCEPTION, INCEPTION_RESNET, GOOGLENET]
+)
 def test_depths_of_other_models(listed: str) -> None:
     expected = {name: int(depth) for name, depth in (pair.split() for pair in listed.split(","))}
     found = layer_depths([*expected, "head.weight"], ["head.weight"])
@@ -93,14 +108,22 @@ def test_depths_of_other_models(listed: str) -> None:
 
 
 def test_factors_multiply_and_the_last_pattern_counts() -> None:
-    section = train(layer_decay=0.5, learning_rate_scale={"*.bias": 3, "head": 10})
-    scales = learning_rate_scales(section, NAMES, HEAD)
+    config = document(layer_decay=0.5, learning_rate_scale={"*.bias": 3, "head": 10})
+    scales = learning_rate_scales(config, NAMES, 5)
     assert scales["fc.weight"] == scales["fc.bias"] == 10
     assert scales["layer4.1.conv2.weight"] == 0.5
     assert scales["layer4.1.bn2.bias"] == 1.5
     assert scales["layer1.0.conv1.weight"] == 0.5**8
     assert scales["conv1.weight"] == 0.5**9
-    assert learning_rate_scales(train(), NAMES, HEAD) == {}
+    assert learning_rate_scales(document(), NAMES, 5) == {}
+
+
+def test_layer_decay_needs_blocks() -> None:
+    """AlexNet's layers have no blocks, so its factors would all be 1 but for the classifier."""
+    config = RunConfig.model_validate({"model": {"name": "alexnet"}, "train": {"layer_decay": 0.5}})
+    names = [p.name for p in models.model_spec(config.model, 5).parameters]
+    with refused(field="train.layer_decay", got=0.5):
+        learning_rate_scales(config, names, 5)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +140,8 @@ def test_factors_multiply_and_the_last_pattern_counts() -> None:
         (["train.start_from=hf://someone/net@main"], "train.start_from.weights"),
         (["train.start_from={run: a, rename: [['a', 'b']]}"], "train.start_from.rename"),
         (["train.start_from={weights: a.pth, rename: [['(', 'b']]}"], "train.start_from.rename"),
+        (["train.start_from={weights: a.pth, rename: [['(a)', '\\2']]}"], "train.start_from.rename"),
+        (["train.start_from={weights: a.pth, rename: [['a', '\\g<b>']]}"], "train.start_from.rename"),
         (["train.start_from=a.pth", "train.engine=jax"], "train.start_from.weights"),
     ],
 )

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from podscale.config import RunConfig
+from podscale.data.manifest import classes_sha256
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.state import model_arrays
 from podscale.pytorch.weight_sources import read_source
@@ -18,6 +19,7 @@ from podscale.training.initial_weights import InitialWeights, SourceWeights, fit
 from tests.support.refusals import refused
 
 CLASSES = 6
+NAMES = [f"class {number}" for number in range(CLASSES)]
 
 
 def lively(network: nn.Module) -> nn.Module:
@@ -82,7 +84,7 @@ def test_weights_of_other_libraries_give_equal_outputs(
     theirs = lively(build())
     save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
     config = document(model, str(tmp_path / "weights.safetensors"))
-    initial = fit_weights(config, CLASSES, read_source(config))
+    initial = fit_weights(config, NAMES, read_source(config))
     images = torch.randn(2, 3, 96, 96)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(config, initial)(images), theirs(images), rtol=1e-5, atol=1e-5)
@@ -95,6 +97,11 @@ def source_of(model: dict[str, Any], classes: int, **options: Any) -> SourceWeig
     section = RunConfig.model_validate({"model": model}).model
     arrays = {name: array.numpy() for name, array in model_arrays(build_model(section, classes)).items()}
     return SourceWeights(arrays, {"source": "s"}, **options)
+
+
+def hash_of(same: bool | None) -> str | None:
+    """Return the hash of the run's classes or of others, as a source records it; None: it lists no classes."""
+    return None if same is None else classes_sha256(NAMES if same else NAMES[::-1])
 
 
 RESNET = {"name": "resnet18", "width": 4}
@@ -113,7 +120,7 @@ RESNET = {"name": "resnet18", "width": 4}
 )
 def test_the_head_is_replaced_if_the_classes_differ(head: str, classes: int, same: bool | None, replaced: bool) -> None:
     config = document(RESNET, "w.pth", head=head)
-    initial = fit_weights(config, CLASSES, source_of(RESNET, classes, has_same_classes=same))
+    initial = fit_weights(config, NAMES, source_of(RESNET, classes, classes_sha256=hash_of(same)))
     names = ["fc.weight", "fc.bias"]
     assert initial.provenance["head"] == ("replaced" if replaced else "kept")
     assert initial.provenance["skipped"] == initial.provenance["initialised"] == (names if replaced else [])
@@ -124,7 +131,7 @@ def test_the_head_is_replaced_if_the_classes_differ(head: str, classes: int, sam
 def test_a_head_of_other_classes_is_not_kept(classes: int, same: bool | None) -> None:
     config = document(RESNET, "w.pth", head="keep")
     with refused(field="train.head", got="keep"):
-        fit_weights(config, CLASSES, source_of(RESNET, classes, has_same_classes=same))
+        fit_weights(config, NAMES, source_of(RESNET, classes, classes_sha256=hash_of(same)))
 
 
 def test_what_does_not_fit_is_listed_and_refused_unless_it_may_differ() -> None:
@@ -138,9 +145,9 @@ def test_what_does_not_fit_is_listed_and_refused_unless_it_may_differ() -> None:
     with refused(
         "bn1.weight", "conv1.weight", "teacher.bias", field="train.start_from.weights", got="w.pth"
     ) as refusal:
-        fit_weights(document(RESNET, "w.pth"), CLASSES, changed)
+        fit_weights(document(RESNET, "w.pth"), NAMES, changed)
     assert "num_batches_tracked" not in refusal.text
-    initial = fit_weights(document(RESNET, "w.pth", start_from_strict=False), CLASSES, changed)
+    initial = fit_weights(document(RESNET, "w.pth", start_from_strict=False), NAMES, changed)
     assert initial.provenance["skipped"] == ["conv1.weight", "teacher.bias"]
     assert initial.provenance["initialised"] == ["conv1.weight", "bn1.weight"]
 
@@ -148,12 +155,23 @@ def test_what_does_not_fit_is_listed_and_refused_unless_it_may_differ() -> None:
 def test_weights_of_another_model_are_refused_even_if_they_may_differ() -> None:
     config = document({"name": "alexnet", "width": 4}, "w.pth", start_from_strict=False)
     with refused(field="train.start_from.weights"):
-        fit_weights(config, CLASSES, source_of(RESNET, CLASSES))
+        fit_weights(config, NAMES, source_of(RESNET, CLASSES))
 
 
 def test_names_are_changed_by_the_document() -> None:
     source = source_of(RESNET, CLASSES)
     foreign = SourceWeights({f"trunk/{name.replace('.', '/')}": a for name, a in source.arrays.items()}, {})
     config = document(RESNET, "w.pth", rename=[["^trunk/", ""], ["/", "."]])
-    initial = fit_weights(config, CLASSES, foreign)
+    initial = fit_weights(config, NAMES, foreign)
     assert all(np.array_equal(initial.arrays[name], array) for name, array in source.arrays.items())
+
+
+def test_two_arrays_of_one_name_are_refused() -> None:
+    """None of them may replace the other without a word."""
+    arrays = dict(source_of(RESNET, CLASSES).arrays)
+    both = SourceWeights({**arrays, "ema.fc.bias": np.zeros(CLASSES, np.float32)}, {})
+    with refused("fc.bias", field="train.start_from.weights", got="w.pth"):
+        fit_weights(document(RESNET, "w.pth", rename=[["^ema.", ""]]), NAMES, both)
+    wrapped = {f"module.{name}": array for name, array in arrays.items()}
+    with refused("fc.bias", field="train.start_from.weights"):
+        fit_weights(document(RESNET, "w.pth"), NAMES, SourceWeights({**wrapped, "fc.bias": arrays["fc.bias"]}, {}))

@@ -6,7 +6,7 @@ import pytest
 
 from podscale.config import ModelSection, RunConfig, TrainSection
 from podscale.models import model_spec
-from podscale.training.memory_estimate import estimate_memory, matrix_bytes, state_bytes
+from podscale.training.memory_estimate import MemoryEstimate, estimate_memory, matrix_bytes, state_bytes
 from podscale.training.param_layout import preconditioner_elements
 
 
@@ -30,6 +30,8 @@ from podscale.training.param_layout import preconditioner_elements
         ({"precision": "bf16-pure"}, 10, 4),
         ({"ema": {"decay": 0.9}}, 8, 8),
         ({"ema": {"decay": 0.9}, "weight_update": "sharded"}, 8, 8 / 32),
+        ({"layer_decay": 0.5}, 8, 12),
+        ({"learning_rate_scale": {"head": 2}, "weight_update": "sharded"}, 8, 12 / 32),
     ],
 )
 def test_bytes_per_weight_of_each_optimizer(changes: dict[str, Any], weights: int, optimizer: float) -> None:
@@ -63,3 +65,16 @@ def test_activations_are_those_of_the_largest_pass() -> None:
     assert activations(later) == activations(batch=256) == 4 * activations()
     assert activations({**later, "accumulation": 4}) == activations()
     assert activations({**later, "accumulation": 4}, {"start": 3, "accumulation": 1}) == activations(batch=256)
+
+
+def test_frozen_parameters_have_no_gradients_and_no_optimizer_state() -> None:
+    def memory(*freeze: str) -> MemoryEstimate:
+        model = {"name": "resnet18", "stem": "small", "width": 16}
+        return estimate_memory(RunConfig.model_validate({"model": model, "train": {"freeze": freeze}}), 10, 1)
+
+    head = 128 * 10 + 10
+    frozen = model_spec(ModelSection(name="resnet18", stem="small", width=16), 10).num_parameters - head
+    whole, probe = memory(), memory("*", "!head")
+    assert probe.optimizer == 4 * head
+    assert (whole.weights - probe.weights, whole.optimizer - probe.optimizer) == (4 * frozen, 4 * frozen)
+    assert 0 < probe.activations < whole.activations / 8

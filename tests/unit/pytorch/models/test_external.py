@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
 from podscale.config import ModelSection, RunConfig
@@ -52,6 +53,45 @@ def test_costs_of_a_network_counted_by_hand() -> None:
     # Kept: the image, the first convolution's output, its norm's output, the pooled values; mean and deviation of 2
     # groups. (The pooling needs the shape of its input alone.)
     assert spec.saved_elements(12) == pytest.approx(3 * pixels + 4 * pixels + 4 * pixels + 4 + 4, abs=4 * pixels)
+
+
+def test_a_users_function_takes_any_keyword_that_it_declares() -> None:
+    spec = spec_of(f"{USER}:with_keywords", channels=4, times=2)
+    assert spec.array_shapes["0.weight"] == (8, 3, 3, 3)
+    with pytest.raises(InputError) as error:
+        spec_of("torchvision:resnet18", chanels=4)
+    assert error.value.field == "model.options.chanels", "a library's function passes them to the model's class"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])
+def test_frozen_parameters_take_no_memory_and_less_of_backward(name: str) -> None:
+    whole = spec_of(name)
+    names = [parameter.name for parameter in whole.parameters]
+    head = whole.freeze([name for name in names if not name.startswith("fc.")])
+    assert (head.num_parameters, head.array_shapes.keys()) == (5130, whole.array_shapes.keys())
+    assert head.flops(64) == whole.flops(64)
+    # The whole network's backward is twice its forward, and the classifier's half of that, without one for its input.
+    assert head.training_flops(64) - head.flops(64) == pytest.approx(2 * 512 * 10, rel=0.6)
+    largest = 64 * 32 * 32  # of the first convolution
+    assert head.saved_elements(64) == 2 * largest < whole.saved_elements(64) / 3
+    half = whole.freeze([name for name in names if name.startswith(("conv1.", "bn1.", "layer1."))])
+    for cost in (type(whole).training_flops, type(whole).saved_elements):
+        assert cost(head, 64) < cost(half, 64) < cost(whole, 64)  # type: ignore[operator]
+    assert whole.training_flops(64) == spec_of(name).training_flops(64), "the entry itself is as it was"
+
+
+def test_frozen_layers_cost_what_torch_counts() -> None:
+    """Convolutions without groups, which torch's counter counts in backward as well."""
+    spec = spec_of("resnet18")
+    frozen = [p.name for p in spec.parameters if p.name.startswith(("conv1.", "bn1.", "layer1.0.", "layer2."))]
+    network = build_model(ModelSection(name="resnet18"), 10)
+    for name in frozen:
+        network.get_parameter(name).requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, 3, 64, 64)).sum().backward()
+    assert spec.freeze(frozen).training_flops(64) == counter.get_total_flops()
+    theirs = spec_of("torchvision:resnet18")
+    assert theirs.freeze(frozen).training_flops(64) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_roles_follow_from_the_layers() -> None:
