@@ -18,7 +18,7 @@ from podscale.util.host_info import cpu_count, memory_info
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
-gc.disable()  # until all tests are collected: it would take a fifth of the time of the imports, and find nothing
+gc.disable()  # until all tests are collected: imports leave nothing to collect
 pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "tests.support.skipped_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent

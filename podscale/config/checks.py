@@ -13,7 +13,6 @@ from podscale.config.input_checks import check_input
 from podscale.config.optimizer import check_optimizer_options, optimizers_with
 from podscale.config.run import RunDocument
 from podscale.config.train import TrainSection
-from podscale.errors import InputError
 from podscale.util.formatting import join_words
 
 
@@ -351,8 +350,8 @@ def fits_devices(config: RunDocument, devices: int) -> bool:
     """Return True if batch, spans and rows of a document fit the number of devices."""
     try:
         check_each_batch(config, check_batch_norm_span)
-        check_ranks(config, devices)
-    except (PydanticCustomError, InputError):
+        check_each_batch(config, lambda each: check_device_count(each, devices))
+    except PydanticCustomError:
         return False
     return True
 

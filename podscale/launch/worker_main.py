@@ -1,6 +1,7 @@
 """Entry point of every rank: binds it to its parent, opens its log, runs its module, and reports its exit.
 
-Run as `python -m podscale.launch.worker_main MODULE`; MODULE runs as __main__ in the same process.
+Run as `python -m podscale.launch.worker_main MODULE`; MODULE runs as __main__ in the same process. It is imported
+before under its own name, without the garbage collector.
 docs/reference/environment.md lists its environment variables.
 """
 
@@ -38,7 +39,7 @@ def main() -> None:
 def preload_module(module: str) -> None:
     """Import what a module imports, and forget the module itself: a rank runs it as its main program.
 
-    The garbage collector is off meanwhile: it takes a fifth of PyTorch's import time and finds nothing.
+    The garbage collector is off meanwhile: it takes a tenth of the CPU time of PyTorch's import and finds nothing.
     """
     gc.disable()
     try:
@@ -60,8 +61,7 @@ def _run_module(worker_env: WorkerEnv) -> WorkerReport:
         register_worker(worker_env.rank_directory, worker_env.rank_env.rank)
         acquires = worker_env.rank_env.rank == 0 and worker_env.fence_number is None
         lease = _acquire_lease(worker_env) if acquires else None
-        if module.startswith("podscale."):
-            preload_module(module)
+        preload_module(module)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         del lease
     except SystemExit as exit_request:

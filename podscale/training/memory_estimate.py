@@ -6,7 +6,7 @@ from podscale import models
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_phases import largest_pass
 from podscale.training.fine_tuning import trained_spec
-from podscale.training.param_layout import preconditioner_elements
+from podscale.training.shampoo import preconditioner_elements
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}

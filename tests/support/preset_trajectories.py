@@ -29,8 +29,6 @@ GOLDEN = Path(__file__).with_name("preset_trajectories.json")
 STEPS, IMAGES, SIDE, CLASSES = 20, 64, 16, 10
 PEAK_RATES = {"sgd": 0.05, "lars": 0.5, "lamb": 0.01, "nlcg": 0.05, "neumann": 0.1, "shampoo": 0.1, "rmsprop": 0.01}
 DECAY_FACTOR, EPS_FACTOR, TRUST_FACTOR, ALPHA_FACTOR = 100.0, 1e3, 20.0, 1e5
-OPTIMIZED = {"xla_backend_optimization_level": 1}
-"""XLA options of a program that runs hundreds of times: without optimization (see tests.support.xla) a step is slow."""
 SHALLOW = patch.dict(IMAGENET_BLOCKS, resnet18=(BASIC, (1, 1, 1, 1)))
 """A ResNet-18 of one block a stage."""
 

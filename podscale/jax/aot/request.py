@@ -40,6 +40,7 @@ FRAMEWORK_FREE = (
     "models/*.py",
     "training/param_layout.py",
     "training/nlcg_rates.py",
+    "training/shampoo.py",
     "config/batch_norm_groups.py",
     "config/batch_phases.py",
     "data/step_positions.py",

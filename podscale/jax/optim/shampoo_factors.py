@@ -22,8 +22,14 @@ from podscale.jax.flat_buffers import Values
 from podscale.jax.mesh import REPLICATED, AxisNames
 from podscale.jax.optim.base import ExtraStateLayout
 from podscale.models import Shape
-from podscale.training.newton_root import MAX_NEWTON_ERROR, NEWTON_ITERATIONS, NEWTON_TOLERANCE
-from podscale.training.param_layout import merge_small_dims, partition_blocks, shampoo_dim_order
+from podscale.training.shampoo import (
+    MAX_NEWTON_ERROR,
+    NEWTON_ITERATIONS,
+    NEWTON_TOLERANCE,
+    merge_small_dims,
+    partition_blocks,
+    shampoo_dim_order,
+)
 
 KINDS = ("statistics", "roots")
 
@@ -197,10 +203,9 @@ class FactorLayout(ExtraStateLayout):
         Roots that fail, and all if not `finite` (bool scalar), stay as in `extra`.
         """
         roots = {}
-        local: Array | None = None
         for group, power in self.powers.items():
             old = extra[f"roots/{group}"]
-            local = inverse_root(_computed_after(local, extra[f"statistics/{group}"]), power, section)
+            local = inverse_root(extra[f"statistics/{group}"], power, section)
             new = lax.all_gather(local, self.replicas.axes, tiled=True) if self.replicas.axes else local
             roots[f"roots/{group}"] = _choose_finite_matrices(new, old, finite)
         return roots
@@ -243,18 +248,6 @@ def _choose_finite_matrices(new: Array, old: Array, finite: Array) -> Array:
     return jnp.where(is_chosen[:, None, None], new, old)
 
 
-def _computed_after(previous: Array | None, matrices: Array) -> Array:
-    """Return `matrices` as they are, but not before `previous` is computed.
-
-    On CPUs, `eigh` of several matrices keeps a thread of XLA's pool until other threads of it have done its parts.
-    If as many run at the same time as there are threads, none ends (jaxlib 0.10.2, by the stacks of such a process).
-    A root is never -inf, which the compiler does not know.
-    """
-    if previous is None:
-        return matrices
-    return matrices * jnp.where(previous.ravel()[0] == -jnp.inf, 0.0, 1.0).astype(matrices.dtype)
-
-
 def inverse_root(matrices: Array, power: int, section: ShampooSection) -> Array:
     """Return (S + eps I) ^ (-1 / power) of matrices S [n, d, d], in their dtype; NaN on failure.
 
@@ -271,9 +264,26 @@ def inverse_root(matrices: Array, power: int, section: ShampooSection) -> Array:
 
 def _root_by_eigh(damped: Array, power: int, eps: float) -> Array:
     """Return the roots by eigenvalues, clamped to eps, because rounding may leave the smallest a little below it."""
-    values, vectors = jnp.linalg.eigh(damped)
+    values, vectors = lax.platform_dependent(damped, cpu=_eigh_one_by_one, default=_eigh)
     scaled = vectors * (jnp.maximum(values, eps) ** (-1.0 / power))[..., None, :]
     return jnp.einsum("bij,bkj->bik", scaled, vectors, precision=lax.Precision.HIGHEST)
+
+
+def _eigh(matrices: Array) -> tuple[Array, Array]:
+    """Return eigenvalues [..., d] and eigenvectors [..., d, d] of symmetric matrices [..., d, d]."""
+    values, vectors = jnp.linalg.eigh(matrices)
+    return values, vectors
+
+
+def _eigh_one_by_one(matrices: Array) -> tuple[Array, Array]:
+    """Return the same as `_eigh`, of matrices [n, d, d] in a loop.
+
+    On CPUs, `eigh` of several matrices keeps a thread of XLA's pool until other threads of it have done its parts. If
+    as many calls run at the same time as there are threads, of several groups or of several devices of one process,
+    none ends (jaxlib 0.10.2).
+    """
+    values, vectors = lax.map(_eigh, matrices)
+    return values, vectors
 
 
 def _root_by_newton(damped: Array, power: int, dtype: DTypeLike) -> Array:

@@ -27,8 +27,14 @@ from torch import Tensor
 from podscale.config.optimizer import ShampooSection
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.param_shard import ParamSlice
-from podscale.training.newton_root import MAX_NEWTON_ERROR, NEWTON_ITERATIONS, NEWTON_TOLERANCE
-from podscale.training.param_layout import merge_small_dims, partition_blocks, shampoo_dim_order
+from podscale.training.shampoo import (
+    MAX_NEWTON_ERROR,
+    NEWTON_ITERATIONS,
+    NEWTON_TOLERANCE,
+    merge_small_dims,
+    partition_blocks,
+    shampoo_dim_order,
+)
 
 
 class BlockIndex(NamedTuple):

@@ -341,30 +341,40 @@ def test_the_state_of_shampoo_is_packed_and_unpacked_without_loss() -> None:
         assert all(np.array_equal(back[name], array) for name, array in named.items())
 
 
-ROOTS_ON_ONE_DEVICE = """
+ROOTS_ON_TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec
 from podscale.config.optimizer import ShampooSection
+from podscale.jax.mesh import RANKS, arrange_devices
 from podscale.jax.optim import FactorLayout, ReplicaAxes
 
-shapes = {f"w{size}.{part}": (size, 128, 3) for size in range(32, 120, 8) for part in range(6)}
+shapes = {f"w{size}.{part}": (size, 128, 3) for size in range(32, 120, 16) for part in range(4)}
 section = ShampooSection()
-layout = FactorLayout(shapes, section, ReplicaAxes())
+layout = FactorLayout(shapes, section, ReplicaAxes(RANKS, 2))
 draw = np.random.default_rng(0)
 extra = {}
 for name, value in layout.pack(layout.initial()).items():
     rows = draw.normal(size=value.shape)
     extra[name] = jnp.asarray(rows @ rows.swapaxes(1, 2), jnp.float32)
-roots = jax.jit(lambda extra: layout.new_roots(extra, section, jnp.array(True)))
-for _ in range(3):
+roots = jax.jit(
+    jax.shard_map(
+        lambda extra: layout.new_roots(extra, section, jnp.array(True)),
+        mesh=arrange_devices(jax.devices(), np.arange(2).reshape(1, 1, 2)),
+        in_specs=(dict(layout.specs),),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+)
+for _ in range(5):
     jax.block_until_ready(roots(extra))
 print(len(layout.powers))
 """
 
 
-def test_roots_of_many_groups_end_on_one_device() -> None:
-    """With as many eigenvalue problems at a time as XLA has threads, each waits for the others for good."""
-    environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ROOTS_ON_ONE_DEVICE]
+def test_roots_of_many_groups_end_on_devices_that_share_threads() -> None:
+    """With as many calls of LAPACK for several matrices at a time as XLA has threads, each waits for the others."""
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", ROOTS_ON_TWO_DEVICES]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 4

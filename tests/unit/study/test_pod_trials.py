@@ -28,7 +28,6 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyDocument:
         self.on_trial_end(trial, None, self.failures[trial.name])
 
     def prepare(self: StudyRunner) -> None:
-
         assert is_held(self.study_directory / SHARDS_LEASE)
 
     monkeypatch.setattr(StudyRunner, "prepare", prepare)

@@ -7,7 +7,7 @@ import pytest
 from podscale.config import ModelSection, RunConfig, TrainSection
 from podscale.models import model_spec
 from podscale.training.memory_estimate import MemoryEstimate, estimate_memory, matrix_bytes, state_bytes
-from podscale.training.param_layout import preconditioner_elements
+from podscale.training.shampoo import preconditioner_elements
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import podscale
 from podscale.cli import main
 from podscale.config import RunConfig
 from podscale.errors import InputError, PodscaleError
@@ -393,6 +394,15 @@ def test_the_key_covers_the_modules_of_the_step_only() -> None:
     step = {"jax/train_step.py", "jax/mesh.py", "optim/lars.py", "jax/all_reduce.py", "jax/batch_norm.py"}
     assert {*step, "aot/compiler.py", "models/branches.py", "config/batch_norm_groups.py"} <= names
     assert not {"aot/compile_report.py", "aot/hlo.py", "jax/worker.py", "jax/world.py"} & names
+
+
+def test_the_key_covers_the_constants_that_both_engines_share() -> None:
+    root, covered = Path(podscale.__file__).parent, {*jax_request._source_modules()}
+    imported = {name for path in covered if root / "jax" in path.parents for name in jax_request._imports(path)}
+    paths = {root.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in imported}
+    shared = {path for path in paths if path.is_file() and path.parent in (root / "training", root / "models")}
+    assert root / "training" / "shampoo.py" in shared
+    assert shared - covered == {root / "training" / "step_timer.py"}, "times, which change no program"
 
 
 def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

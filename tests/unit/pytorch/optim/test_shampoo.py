@@ -22,7 +22,7 @@ from podscale.pytorch.optim.shampoo_factors import (
     message_layout,
     stack_blocks,
 )
-from podscale.training.param_layout import merge_small_dims, preconditioner_elements
+from podscale.training.shampoo import merge_small_dims, preconditioner_elements
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.shampoo_oracle import Step, shampoo_oracle
 from tests.support.updates import Values, momentum, rate
