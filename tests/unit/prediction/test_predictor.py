@@ -1,8 +1,11 @@
 """Predictions: one row an image, in order, with the probabilities of softmax in float64."""
 
 import json
+import multiprocessing
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +14,12 @@ import pytest
 
 from podscale.errors import InputError
 from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
+from podscale.prediction.image_inputs import iter_items
 from podscale.prediction.model import open_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import NOT_FINITE, Prediction, PredictOptions, Predictor, top_classes
-from tests.support.prediction import CLASSES, odd_images, write_photographs
+from tests.support.prediction import CLASSES, odd_images, write_photographs, write_tar
+from tests.support.shard_set import encode_image, smooth_pixels
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +127,11 @@ def test_missing_models_and_wrong_options_are_refused(model_run: Path, photos: P
     with pytest.raises(InputError) as refusal:
         predict(tmp_path, [str(photos)])
     assert refusal.value.field == str(tmp_path)
-    for name in ("top", "batch", "processes"):
+    (tmp_path / "model.json").write_text("[]")
+    with pytest.raises(InputError) as refusal:
+        predict(tmp_path, [str(photos)])
+    assert refusal.value.field == str(tmp_path / "model.json")
+    for name in ("top", "batch", "limit", "processes"):
         with pytest.raises(InputError) as refusal:
             predict(model_run, [str(photos)], PredictOptions(**{name: 0}))
         assert refusal.value.field == f"--{name}"
@@ -149,6 +158,33 @@ def test_an_error_of_a_process_is_raised_here(model_run: Path, photos: Path, tmp
     with pytest.raises(InputError) as refusal:
         list(predict(tmp_path, [str(photos)], PredictOptions(processes=2)))
     assert refusal.value.field == str(tmp_path / "model" / "model.safetensors")
+
+
+def test_the_error_of_a_process_is_raised_while_chunks_are_sent(model_run: Path, tmp_path: Path) -> None:
+    """A slow list: the processes have exited before they are sent all of it."""
+    shutil.copytree(model_run / "model", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+
+    def lines() -> Iterator[str]:
+        yield from ["a.jpg\n"] * 2
+        while multiprocessing.active_children():
+            time.sleep(0.01)
+        yield from ["a.jpg\n"] * 2
+
+    with pytest.raises(InputError) as refusal:
+        list(predict(tmp_path, ["-"], PredictOptions(processes=2, batch=1), lines=lines()))
+    assert refusal.value.field == str(tmp_path / "model" / "model.safetensors")
+
+
+def test_images_of_a_tar_are_converted_by_their_own_names(model_run: Path, tmp_path: Path) -> None:
+    """A PNG with the name of a JPEG is converted, as `podscale shard` converts it."""
+    content = encode_image(smooth_pixels(1, 40, 40), kind="PNG")
+    (tmp_path / "x.jpg").write_bytes(content)
+    inputs = [str(tmp_path / "x.jpg"), str(write_tar(tmp_path / "x.tar", {"x.jpg": content}))]
+    predictor = Predictor.open(model_run, inputs, PredictOptions(convert=True))
+    with closing(predictor.open_decoder()) as decoder:
+        file, member = map(decoder.prepare, iter_items(predictor.inputs))
+    np.testing.assert_array_equal(file, member)
 
 
 def test_the_number_of_images_is_known_for_shard_sets_only(model_run: Path, photos: Path) -> None:
