@@ -109,7 +109,8 @@ def test_a_killed_process_ends_the_command(command: list[str]) -> None:
 def test_no_process_outlives_the_command(command: list[str]) -> None:
     process, workers = start(command)
     process.kill()
-    process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{worker}/exe").exists() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
