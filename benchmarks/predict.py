@@ -176,8 +176,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         archive = Path(options.archive or write_archive(folder / "samples.tar", images=12))
+        lines += memory_table(folder, options.rows)  # first: later, growth could fill memory that was freed before
         lines += throughput_table(archive, folder, options.images, options.rounds, options.size)
-        lines += memory_table(folder, options.rows)
     write_results(options.results, "predict.md", lines)
 
 
