@@ -1,11 +1,13 @@
 """Clocks and statistics that benchmarks share."""
 
+import os
 import random
 import resource
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
+from pathlib import Path
 
 from podscale.study.seed_statistics import student_95
 
@@ -16,6 +18,12 @@ def cpu_seconds(*, children: bool = False) -> float:
     """Return the CPU seconds (user and system) of this process, or of its children that have exited."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def resident_bytes() -> int:
+    """Return the present resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def rate(count: float, seconds: float) -> float:

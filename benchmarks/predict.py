@@ -12,6 +12,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from torchvision.transforms import v2
 
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
-from benchmarks.measure import cpu_seconds, median_ratio, rate
+from benchmarks.measure import cpu_seconds, median_ratio, rate, resident_bytes
 from benchmarks.samples import write_archive
 from podscale.config import RunConfig
 from podscale.prediction.image_inputs import ImageItem, iter_items
@@ -32,12 +33,13 @@ from podscale.prediction.predictor import PredictOptions, Predictor
 from podscale.prediction.summary import PredictionSummary
 from podscale.prediction.writers import JsonLinesWriter
 from podscale.pytorch.models import build_model
+from podscale.pytorch.models.state import model_arrays
 from podscale.pytorch.train_state import as_array
 from podscale.training.model_weights import TrainedModel, export_model
 from podscale.training.run_progress import RunProgress
 
 Pipeline = Callable[[], int]
-"""Reads, and in part predicts, all images of a measurement; returns their number."""
+"""Processes all images of a measurement and returns their number."""
 PACKAGES = ("torch", "torchvision", "pillow", "simplejpeg", "numpy")
 BATCH = 32
 CLASSES = 1000
@@ -51,7 +53,7 @@ def write_model(folder: Path, config: RunConfig) -> Path:
     """Write the directory of a model of random weights."""
     torch.manual_seed(0)
     model = build_model(config.model, CLASSES)
-    arrays = {name: as_array(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    arrays = {name: as_array(tensor) for name, tensor in model_arrays(model).items()}
     names = [f"class {number}" for number in range(CLASSES)]
     export_model(arrays, TrainedModel(config, names, RunProgress(step=1)), folder)
     return folder
@@ -98,10 +100,8 @@ class PodscalePredict:
         self._classifier = build_classifier(self._predictor.model)
 
     def read(self) -> int:
-        decoder = self._predictor.open_decoder()
-        count = sum(len(chunk.items) for chunk in decoder.decode(self._chunks()))
-        decoder.close()
-        return count
+        with closing(self._predictor.open_decoder()) as decoder:
+            return sum(len(chunk.items) for chunk in decoder.decode(self._chunks()))
 
     def predict(self) -> int:
         return sum(len(rows) for rows in self._predictor.predict_chunks(self._classifier, self._chunks()))
@@ -141,30 +141,24 @@ def throughput_table(archive: Path, folder: Path, images: int, rounds: int, size
 
 
 def memory_table(folder: Path, rows: int) -> list[str]:
-    """Return the resident memory of a prediction of a tar with `rows` small images, with its page's pictures."""
+    """Return the table of a prediction's resident memory, over the rows of a tar of small images."""
     archive = write_archive(folder / "many.tar", images=rows, side=24)
     config = RunConfig.model_validate(SMALL_MODEL)
     predictor = Predictor.open(write_model(folder / "small-model", config), [str(archive)], PredictOptions())
-    summary, memory = PredictionSummary(predictor, pictures=True), list[float]()
+    summary, step = PredictionSummary(predictor, pictures=True), max(1, rows // CHECKS)
+    memory: list[int] = []
     with Path(os.devnull).open("w") as sink:
         writer = JsonLinesWriter(sink)
         for item, prediction in predicted_items(predictor):
             writer.write(prediction)
             summary.add(item, prediction)
-            if summary.images % max(1, rows // CHECKS) == 0:
-                memory.append(resident_megabytes())
-    step = max(1, rows // CHECKS)
+            if summary.images % step == 0:
+                memory.append(resident_bytes())
     lines = [f"A tar of {rows:,} JPEGs of 32x24 pixels, {archive.stat().st_size / 1e6:.0f} MB, and a small model:", ""]
     lines += ["| rows written | resident memory, MB |", "|---:|---:|"]
-    lines += [f"| {step * number:,} | {megabytes:.1f} |" for number, megabytes in enumerate(memory, start=1)]
-    growth = (memory[-1] - memory[0]) * 1e6 / max(1, rows - step)
+    lines += [f"| {step * number:,} | {used / 1e6:.1f} |" for number, used in enumerate(memory, start=1)]
+    growth = (memory[-1] - memory[0]) / max(1, rows - step)
     return [*lines, "", f"Growth after the first {step:,} rows: {growth:.1f} bytes a row.", ""]
-
-
-def resident_megabytes() -> float:
-    """Return the resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def main() -> None:
@@ -182,8 +176,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         archive = Path(options.archive or write_archive(folder / "samples.tar", images=12))
+        lines += memory_table(folder, options.rows)  # first: later, growth could fill memory that was freed before
         lines += throughput_table(archive, folder, options.images, options.rounds, options.size)
-        lines += memory_table(folder, options.rows)
     write_results(options.results, "predict.md", lines)
 
 

@@ -8,13 +8,12 @@ its input it prints a line of JSON with the totals so far.
 
 import http.client
 import json
-import resource
 import ssl
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import cpu_seconds, resident_bytes
 from podscale.config.document import load
 from podscale.kubernetes.informer import Informer
 from podscale.kubernetes.resources import KubernetesObject
@@ -56,12 +55,6 @@ def count_objects() -> None:
     Informer._list, Informer._apply_change = counted_list, counted_change  # type: ignore[method-assign]
 
 
-def memory_mib() -> float:
-    """Return the present resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
 def main() -> None:
     count_requests()
     count_objects()
@@ -69,8 +62,7 @@ def main() -> None:
     waiting = threading.Thread(target=run_stage, args=(load(sys.argv[1]), "train"), kwargs=options, daemon=True)
     waiting.start()
     while sys.stdin.readline():
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        state = {"mib": memory_mib(), "cpu": usage.ru_utime + usage.ru_stime, "waiting": waiting.is_alive()}
+        state = {"mib": resident_bytes() / 2**20, "cpu": cpu_seconds(), "waiting": waiting.is_alive()}
         print(json.dumps({**totals, **state}), flush=True)
 
 

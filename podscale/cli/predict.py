@@ -38,7 +38,7 @@ def predict(
         int | None, typer.Option(help="Images of a batch; default: 32 on a CPU, evaluate.batch on a GPU.", min=1)
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Predict the first images only.", min=1)] = None,
-    procs: Annotated[
+    processes: Annotated[
         int | None, typer.Option(help="Processes that share the images; default: one for each GPU, or one.", min=1)
     ] = None,
     convert: Annotated[
@@ -57,13 +57,15 @@ def predict(
         writers.check_output(out)
     if html is not None:
         writers.check_directory(html, "--html")
-    options = PredictOptions(top, batch, limit, procs, convert, calibrate=not plain)
+    options = PredictOptions(
+        top=top, batch=batch, limit=limit, processes=processes, convert=convert, calibrate=not plain
+    )
     predictor = Predictor.open(model, images, options)
     summary = PredictionSummary(predictor, pictures=html is not None)
     _write_rows(predictor, summary, out)
+    print(summary.to_text(), file=sys.stderr)
     if html is not None:
         contact_sheet.write_contact_sheet(summary, html)
-    print(summary.to_text(), file=sys.stderr)
     return int(ExitCode.FAILED if summary.failures else ExitCode.DONE)
 
 

@@ -128,8 +128,8 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
     n = len(predictions)
     labels = predictions.labels.astype(np.int64)
     predicted = predictions.topk[:, 0].astype(np.int64)
-    calibration = _compute_calibration(predictions.confidences[:, 0].astype(np.float64), predicted == labels)
     is_correct = predicted == labels
+    calibration = _compute_calibration(predictions.confidences[:, 0].astype(np.float64), is_correct)
     k = min(5, classes)
     per_class = PerClassScores(
         support=np.bincount(labels, minlength=classes),

@@ -77,7 +77,7 @@ class ChunkDecoder:
             return item.failure
         try:
             image = self._inputs[item.source].read(item, self._preparer.max_bytes)
-            return self._preparer(item.path or item.name.encode("utf-8", "surrogateescape"), image)
+            return self._preparer(item.name.encode(), image)
         except InvalidImage as error:
             return Failure(error.reason, error.detail)
         except TooLarge as error:

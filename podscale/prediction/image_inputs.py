@@ -1,10 +1,12 @@
 """Image inputs of a prediction: files, folders, tars, shard sets, URLs and lists, as a stream in a fixed order.
 
-Nothing is read twice and no list is kept, so a million images take no more memory than one. Folders are listed by name,
-each with its subfolders; tars and shard sets in their own order.
+Nothing is read twice, and only the names of one folder are kept (of a folder behind a URL: all names below it). Folders
+are listed by name, each with its subfolders; tars and shard sets in their own order.
 """
 
+import io
 import pickle
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from podscale.data.shard_set import ShardSet
 
 STANDARD_INPUT = "-"
+SHARD_SET_FILES = {MANIFEST_FILE.encode(), b"classes.json"}
 UNREADABLE = "unreadable"
 """Reason of an image whose bytes cannot be read."""
 
@@ -41,6 +44,7 @@ class Failure:
 class ImageItem(NamedTuple):
     """One image, before it is read; small and picklable.
 
+    `name` is fit for any output: bytes that are not UTF-8 are escapes.
     `path`, `offset` and `size` locate its bytes inside the input with number `source`; in a shard set they are the
     split, the row and None. `label` is the true class, if a shard set has it. An item with a `failure` cannot be read.
     """
@@ -105,7 +109,7 @@ def iter_items(inputs: Sequence[ImageInput]) -> Iterator[ImageItem]:
         try:
             yield from source.items(number)
         except InputError as error:
-            yield ImageItem(printable(source.location), number, failure=Failure(UNREADABLE, error.problem))
+            yield ImageItem(_as_text(source.location), number, failure=Failure(UNREADABLE, error.problem))
 
 
 def _open_input(location: str, config: RunConfig, lines: Iterable[str]) -> ImageInput:
@@ -115,7 +119,7 @@ def _open_input(location: str, config: RunConfig, lines: Iterable[str]) -> Image
         storage = open_storage(location)
         if shard_set := _find_shard_set(location, storage, config):
             return shard_set
-        if is_compressed_tar_name(location.encode("utf-8", "surrogateescape")):
+        if is_compressed_tar_name(_as_bytes(location)):
             raise Where(location).refusal("a compressed tar", "Decompress it: images are read as byte ranges.")
     except InputError as error:
         raise InputError(error.problem, field=location, hint=error.hint) from error
@@ -123,12 +127,12 @@ def _open_input(location: str, config: RunConfig, lines: Iterable[str]) -> Image
 
 
 def _find_shard_set(location: str, storage: Storage, config: RunConfig) -> "ShardSetInput | None":
-    """Return the shard set at a location, or the one that a location with an index is a split of."""
+    """Return the shard set at a location, or the one that the location is a split of."""
     names = storage.top_level_names()
-    if MANIFEST_FILE.encode() in names and b"classes.json" in names:
+    if SHARD_SET_FILES.issubset(names):
         return ShardSetInput(location, config).opened()
     parent, _, split = location.rstrip("/").rpartition("/")
-    if b"index" in names and b"sources" in names and split:
+    if b"index" in names and split and SHARD_SET_FILES.issubset(open_storage(parent or ".").top_level_names()):
         return ShardSetInput(parent or ".", config, (split,)).opened()
     return None
 
@@ -152,7 +156,7 @@ class StorageInput:
     def items(self, source: int) -> Iterator[ImageItem]:
         for file in self._storage.files():
             name = self._name_of(file.path)
-            if is_tar_name(file.path or self.location.encode("utf-8", "surrogateescape")):
+            if is_tar_name(file.path or _as_bytes(self.location)):
                 yield from self._members(file, name, source)
             elif is_image_name(file.path) or not file.path:  # a file that was named is an image, whatever its name
                 yield ImageItem(name, source, file.path, size=file.size)
@@ -174,7 +178,8 @@ class StorageInput:
             yield ImageItem(name, source, failure=Failure(UNREADABLE, error.problem))
 
     def _name_of(self, path: bytes) -> str:
-        return f"{self.location.rstrip('/')}/{decode_name(path)}" if path else self.location
+        location = _as_text(self.location)
+        return f"{location.rstrip('/')}/{decode_name(path)}" if path else location
 
     @property
     def _thread_storage(self) -> Storage:
@@ -202,7 +207,7 @@ class ListInput:
     def items(self, source: int) -> Iterator[ImageItem]:
         for line in self._lines:
             if path := line.rstrip("\r\n"):
-                yield ImageItem(path, source, path.encode("utf-8", "surrogateescape"))
+                yield ImageItem(_as_text(path), source, _as_bytes(path))
 
     def read(self, item: ImageItem, max_bytes: int) -> EncodedImage:
         storage = open_storage(item.path.decode("utf-8", "surrogateescape"))
@@ -236,17 +241,33 @@ class ShardSetInput:
         return sum(len(self._shard_set.split(name)) for name in self._splits)
 
     def items(self, source: int) -> Iterator[ImageItem]:
+        location, classes = _as_text(self.location), [printable(name) for name in self._shard_set.classes]
         for name in self._splits:
             split = self._shard_set.split(name)
             for row, label in enumerate(split.labels):
-                image = f"{self.location}/{name}!{decode_name(split.source(row))}"
-                yield ImageItem(image, source, name.encode(), row, label=self._shard_set.classes[int(label)])
+                image = f"{location}/{name}!{decode_name(split.source(row))}"
+                yield ImageItem(image, source, name.encode(), row, label=classes[int(label)])
 
     def read(self, item: ImageItem, max_bytes: int) -> EncodedImage:
         assert item.offset is not None
         split = self._shard_set.split(item.path.decode())
         height, width = (int(split.column(side)[item.offset]) for side in ("height", "width"))
         return EncodedImage(split.read(item.offset), (height, width))
+
+
+def standard_input_lines() -> Iterable[str]:
+    """Return the lines of standard input; bytes that are not UTF-8 stay in them, because file names may have them."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    return sys.stdin
+
+
+def _as_bytes(location: str) -> bytes:
+    return location.encode("utf-8", "surrogateescape")
+
+
+def _as_text(location: str) -> str:
+    return decode_name(_as_bytes(location))
 
 
 def _read_bytes(storage: Storage, item: ImageItem, max_bytes: int) -> bytes:

@@ -1,6 +1,5 @@
 """Predictor: one model, its inputs and options, and the predictions of a chunk of images."""
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from podscale.errors import InputError
 from podscale.prediction.decoded_chunks import ChunkDecoder, DecodedChunk
-from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs
+from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs, standard_input_lines
 from podscale.prediction.model import Classifier, PredictionModel, open_model
 from podscale.prediction.preparation import ImagePreparer
 from podscale.util.host_info import cpu_count, visible_gpus
@@ -44,7 +43,7 @@ class Prediction:
 PredictedItem = tuple[ImageItem, Prediction]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictOptions:
     """Options of a prediction.
 
@@ -52,7 +51,7 @@ class PredictOptions:
         top: classes of each prediction, at most those of the model.
         batch: images of a batch; None: 32 on the CPU, `evaluate.batch` on a GPU.
         limit: predict the first images only; None: all.
-        processes: processes that share the images, each on a GPU of its own; None: one for each GPU, or one.
+        processes: processes that share the images and the GPUs; None: one for each GPU, or one.
         convert: convert images that the run's shard sets refuse, such as GIF or 16 bits, as `data.policy=convert`.
         calibrate: divide the logits by the temperature that the run's evaluation fitted.
     """
@@ -78,11 +77,13 @@ class Predictor:
         cls, model: str | Path, images: Sequence[str], options: PredictOptions, lines: Iterable[str] | None = None
     ) -> "Predictor":
         """Open model and inputs; raises InputError if one of them is missing or an option is out of range."""
-        for name, value in (("top", options.top), ("batch", options.batch), ("processes", options.processes)):
+        for name in ("top", "batch", "limit", "processes"):
+            value = getattr(options, name)
             if value is not None and value < 1:
                 raise InputError("must be at least 1", field=f"--{name}", got=value)
         opened = open_model(model, calibrate=options.calibrate)
-        return cls(opened, open_inputs(images, opened.config, sys.stdin if lines is None else lines), options)
+        lines = standard_input_lines() if lines is None else lines
+        return cls(opened, open_inputs(images, opened.config, lines), options)
 
     @property
     def count(self) -> int:
@@ -105,11 +106,15 @@ class Predictor:
         return self.options.batch or (self.model.config.evaluate.batch if visible_gpus() else CPU_BATCH)
 
     @property
+    def cores(self) -> int:
+        """CPU cores of one process."""
+        return max(1, cpu_count() // self.processes)
+
+    @property
     def threads(self) -> int:
         """Threads of one process that read and decode."""
-        share = max(1, cpu_count() // self.processes)
         remote = any(Location.parse(one.location).is_remote for one in self.inputs)
-        return max(share, READING_THREADS) if remote else share
+        return max(self.cores, READING_THREADS) if remote else self.cores
 
     def predict_chunks(
         self, classifier: Classifier, chunks: Iterator[Sequence[ImageItem]]

@@ -17,7 +17,7 @@ from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
 from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.model import build_classifier
 from podscale.prediction.predictor import PredictedItem, Predictor
-from podscale.util.host_info import cpu_count, visible_gpus
+from podscale.util.host_info import visible_gpus
 from podscale.util.processes import exit_with_parent
 
 _EXIT_SECONDS = 10.0
@@ -25,40 +25,35 @@ _EXIT_SECONDS = 10.0
 
 
 class _Worker:
-    """Connection to one process, and the number of chunks that it has."""
+    """Connection to one process."""
 
     def __init__(self, connection: Connection, process: multiprocessing.process.BaseProcess) -> None:
         self._connection, self._process = connection, process
-        self.pending = 0
 
     def send(self, chunk: Sequence[ImageItem] | None) -> None:
-        """Send a chunk; None: there are no more."""
-        self.pending += chunk is not None
+        """Send a chunk; None: there are no more. Raises as `receive` if the process has exited."""
         try:
             self._connection.send(chunk)
-        except OSError as error:
-            raise self._death() from error
+        except OSError:
+            while True:  # behind the results that it sent before is its error
+                self.receive()
 
     def receive(self) -> list[PredictedItem]:
-        """Return the predictions of the oldest chunk. Raises the process's error, or PodscaleError if it was killed."""
+        """Return the predictions of the oldest chunk. Raises the process's error, or PodscaleError if it has exited."""
         try:
             result = self._connection.recv()
         except (EOFError, OSError) as error:
-            raise self._death() from error
-        if isinstance(result, BaseException):
+            self._process.join(_EXIT_SECONDS)
+            raise PodscaleError(
+                "a process of the prediction exited",
+                field="--processes",
+                got=f"exit code {self._process.exitcode}",
+                hint="If it had too little memory, use fewer processes or a smaller --batch.",
+            ) from error
+        if isinstance(result, PodscaleError):
             raise result
-        self.pending -= 1
         rows: list[PredictedItem] = result
         return rows
-
-    def _death(self) -> PodscaleError:
-        self._process.join(_EXIT_SECONDS)
-        return PodscaleError(
-            "a process of the prediction was killed",
-            field="--procs",
-            got=self._process.exitcode,
-            hint="If it had too little memory, use fewer processes or a smaller --batch.",
-        )
 
 
 def predict_on_processes(predictor: Predictor, chunks: Iterator[Sequence[ImageItem]]) -> Iterator[list[PredictedItem]]:
@@ -99,10 +94,9 @@ def _start_worker(predictor: Predictor, index: int) -> Iterator[_Worker]:
 def _run_worker(predictor: Predictor, connection: Connection, index: int, parent: int) -> None:
     exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the whole group; the parent kills this process
-    threads = max(1, cpu_count() // predictor.processes)
     try:
         gpu = index % max(1, visible_gpus())
-        classifier = build_classifier(predictor.model, gpu, threads)
+        classifier = build_classifier(predictor.model, gpu, predictor.cores)
         for rows in predictor.predict_chunks(classifier, iter(connection.recv, None)):
             connection.send(rows)
     except PodscaleError as error:

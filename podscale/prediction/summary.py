@@ -93,7 +93,7 @@ class PredictionSummary:
     def to_text(self) -> str:
         """Return the summary in one or more lines for the terminal."""
         seconds = self.seconds
-        lines = [f"{format_count(self.images, 'image')} in {seconds:.1f} s, {self.images / seconds:,.0f} images/s"]
+        lines = [f"{format_count(self.images, 'image')} in {seconds:.1f} s, {self.images / seconds:,.1f} images/s"]
         lines.append(f"probabilities: {self.calibration}")
         if self.accuracy is not None:
             lines.append(f"top-1 {self.accuracy:.2%} of {format_count(self.labelled, 'labelled image')}")

@@ -161,7 +161,7 @@ def read_model(directory: Path) -> EvaluatedModel:
     """Read the model in a directory; raises InputError if there is none or its model.json is damaged."""
     path = directory / MODEL_JSON
     try:
-        model = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
+        model = EvaluatedModel(directory, dict(json.loads(path.read_text(encoding="utf-8"))))
         if (written := model.description.get("format", MODEL_FORMAT)) != MODEL_FORMAT:
             raise InputError(
                 "of another version of Podscale", field=f"{path}: format", got=written, hint="Use that version."

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tarfile
 import zlib
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 
 from podscale.config import RunConfig, dumps, loads
 from podscale.pytorch.models import build_model
+from podscale.pytorch.models.state import model_arrays
 from podscale.pytorch.train_state import as_array
 from podscale.training.model_weights import TrainedModel, export_model
 from podscale.training.run_progress import RunProgress
@@ -32,7 +34,7 @@ def write_model_run(workspace: Path, document: str = DOCUMENT, classes: list[str
     config = loads(document, "test", [f"run.workspace={workspace}"])
     torch.manual_seed(config.run.seed)
     model = build_model(config.model, len(classes))
-    arrays = {name: as_array(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    arrays = {name: as_array(tensor) for name, tensor in model_arrays(model).items()}
     arrays["fc.weight"] = arrays["fc.weight"] * 20
     run = workspace / "runs" / config.run.id
     export_model(arrays, TrainedModel(config, classes, RunProgress(step=1)), run / "model")
@@ -54,6 +56,15 @@ def write_photographs(folder: Path, count: int) -> list[Path]:
         path.write_bytes(photograph(number, 40 + number % 7, 50 + number % 5))
         paths.append(path)
     return paths
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
 
 
 def png_with_size(width: int, height: int) -> bytes:

@@ -66,7 +66,16 @@ def command(tmp_path: Path) -> list[str]:
     config = write_model_run(tmp_path)
     write_photographs(tmp_path / "photos", 12)
     run = RunDirectory.for_config(config).path
-    return [sys.executable, "-m", "podscale", "predict", str(run), *[str(tmp_path / "photos")] * 200, "--procs", "2"]
+    return [
+        sys.executable,
+        "-m",
+        "podscale",
+        "predict",
+        str(run),
+        *[str(tmp_path / "photos")] * 200,
+        "--processes",
+        "2",
+    ]
 
 
 def children_of(parent: int) -> list[int]:
@@ -94,13 +103,14 @@ def test_a_killed_process_ends_the_command(command: list[str]) -> None:
     os.kill(workers[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "--procs" in errors
+    assert "--processes" in errors
 
 
 def test_no_process_outlives_the_command(command: list[str]) -> None:
     process, workers = start(command)
     process.kill()
-    process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{worker}/exe").exists() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,8 +1,8 @@
 """Images of folders, tars, shard sets and lists: all of them once, in order, each with its bytes."""
 
 import io
+import os
 import pickle
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,22 +11,20 @@ import pytest
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.prediction.image_inputs import UNREADABLE, ImageItem, TooLarge, iter_items, open_inputs
+from podscale.prediction.image_inputs import (
+    UNREADABLE,
+    ImageItem,
+    TooLarge,
+    iter_items,
+    open_inputs,
+    standard_input_lines,
+)
 from tests.conftest import MakeShardSet
-from tests.support.prediction import photograph, write_photographs
+from tests.support.prediction import photograph, write_photographs, write_tar
 from tests.support.shard_set import Sample
 
 CONFIG = RunConfig()
 MANY = 2**30
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
 
 
 def items_of(*locations: object, lines: tuple[str, ...] = ()) -> list[ImageItem]:
@@ -63,11 +61,41 @@ def test_a_shard_set_has_its_records_and_labels(make_shard_set: MakeShardSet) ->
     assert [item.label for item in whole] == ["bee", "ant", "ant", "ant"]
     assert [item.name for item in items_of(shards / "validation")] == [item.name for item in whole[1:]]
     assert contents_of(shards / "validation") == images[1:]
+    assert [item.name for item in items_of(f"{shards}/validation/")] == [item.name for item in whole[1:]]
     (opened,) = open_inputs([str(shards)], CONFIG)
     assert opened.count == 4
     image = pickle.loads(pickle.dumps(opened)).read(whole[0], MANY)
     assert image.shape == (60, 80)
     assert np.asarray(image.data).tobytes() == images[0]
+
+
+def test_labels_are_fit_for_any_output(make_shard_set: MakeShardSet) -> None:
+    """So are the class names of a model, which labels are compared to."""
+    shards = make_shard_set({"train": [Sample(photograph(0), 0)]}, classes=["a\x07nt"])
+    assert [item.label for item in items_of(shards)] == ["a\\x07nt"]
+
+
+def test_folders_named_like_those_of_a_split_are_folders(tmp_path: Path) -> None:
+    for name in ("index", "sources"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jpg").write_bytes(name.encode())
+    assert contents_of(tmp_path) == [b"index", b"sources"]
+
+
+def test_names_of_other_encodings_are_read_and_shown_as_escapes(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    (folder / "x.jpg").write_bytes(b"content")
+    write_tar(folder / "x.tar", {"y.jpg": b"y"})
+    inputs, lines = (folder, folder / "x.jpg", "-"), (f"{folder}/x.jpg\n",)
+    assert contents_of(*inputs, lines=lines) == [b"content", b"y", b"content", b"content"]
+    names = [item.name.removeprefix(f"{tmp_path}/") for item in items_of(*inputs, lines=lines)]
+    assert names == [r"\xff/x.jpg", r"\xff/x.tar!y.jpg", r"\xff/x.jpg", r"\xff/x.jpg"]
+
+
+def test_standard_input_has_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff.jpg\n"), encoding="utf-8", errors="strict"))
+    assert [os.fsencode(line) for line in standard_input_lines()] == [b"\xff.jpg\n"]
 
 
 def test_a_list_names_files_and_urls(tmp_path: Path) -> None:

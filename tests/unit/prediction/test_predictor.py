@@ -1,20 +1,36 @@
 """Predictions: one row an image, in order, with the probabilities of softmax in float64."""
 
 import json
+import multiprocessing
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
+from podscale.prediction.image_inputs import iter_items
 from podscale.prediction.model import open_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import NOT_FINITE, Prediction, PredictOptions, Predictor, top_classes
-from tests.support.prediction import CLASSES, odd_images, write_photographs
+from podscale.runs.model_files import INFERENCE_OPTIONS, preprocessing_of
+from tests.conftest import MakeShardSet
+from tests.support.prediction import (
+    CLASSES,
+    DOCUMENT,
+    odd_images,
+    photograph,
+    write_model_run,
+    write_photographs,
+    write_tar,
+)
+from tests.support.shard_set import Sample, encode_image, smooth_pixels
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +94,32 @@ def test_a_model_directory_elsewhere_predicts_the_same(
     assert_same(list(predict(tmp_path / "copy", [str(photos)])), rows)
 
 
-def test_options_of_the_evaluation_count_without_the_run(tmp_path: Path, model_run: Path) -> None:
-    shutil.copytree(model_run / "model", tmp_path / "copy")
+def test_options_of_the_evaluation_count_without_the_run(tmp_path: Path) -> None:
+    """Every option that predictions depend on has another value than its default."""
+    options = """
+data: {policy: convert, resize_short: 77, quality: 66, max_pixels: 99999, max_bytes: 88888}
+evaluate: {flip: true, image_size: 48, crop_fraction: 0.75}
+train: {precision: bf16, channels_last: false, stem_compute: space_to_depth}
+"""
+    document = write_model_run(tmp_path, DOCUMENT.replace("stem: small, ", "") + options)
+    shutil.copytree(tmp_path / "runs" / document.run.id / "model", tmp_path / "copy")
+    config, default = open_model(tmp_path / "copy").config, RunConfig()
+    for section, names in INFERENCE_OPTIONS.items():
+        for name in names:
+            value = getattr(getattr(config, section), name)
+            assert value == getattr(getattr(document, section), name)
+            assert value != getattr(getattr(default, section), name), name
+    assert preprocessing_of(config) == preprocessing_of(document)
     description = json.loads((tmp_path / "copy" / "model.json").read_text())
-    description["inference"] |= {"evaluate": {"flip": True}, "data": {"policy": "convert", "max_pixels": 99}}
-    (tmp_path / "copy" / "model.json").write_text(json.dumps(description))
-    config = open_model(tmp_path / "copy").config
-    assert (config.evaluate.flip, config.data.policy, config.data.max_pixels) == (True, "convert", 99)
-    assert config.eval_image_size == open_model(model_run).config.eval_image_size
+    assert {section: set(values) for section, values in description["inference"].items()} == {
+        "data": {"policy", "resize_short", "quality", "max_pixels", "max_bytes"},
+        "evaluate": {"flip"},
+        "train": {"precision", "channels_last", "stem_compute"},
+    }
     del description["inference"]  # as an older version wrote it
     (tmp_path / "copy" / "model.json").write_text(json.dumps(description))
-    assert not open_model(tmp_path / "copy").config.evaluate.flip
+    older = open_model(tmp_path / "copy").config
+    assert (older.evaluate.flip, older.train.precision) == (False, "fp32")
 
 
 def test_probabilities_are_softmax_over_the_temperature() -> None:
@@ -122,7 +153,11 @@ def test_missing_models_and_wrong_options_are_refused(model_run: Path, photos: P
     with pytest.raises(InputError) as refusal:
         predict(tmp_path, [str(photos)])
     assert refusal.value.field == str(tmp_path)
-    for name in ("top", "batch", "processes"):
+    (tmp_path / "model.json").write_text("[]")
+    with pytest.raises(InputError) as refusal:
+        predict(tmp_path, [str(photos)])
+    assert refusal.value.field == str(tmp_path / "model.json")
+    for name in ("top", "batch", "limit", "processes"):
         with pytest.raises(InputError) as refusal:
             predict(model_run, [str(photos)], PredictOptions(**{name: 0}))
         assert refusal.value.field == f"--{name}"
@@ -151,8 +186,47 @@ def test_an_error_of_a_process_is_raised_here(model_run: Path, photos: Path, tmp
     assert refusal.value.field == str(tmp_path / "model" / "model.safetensors")
 
 
-def test_the_number_of_images_is_known_for_shard_sets_only(model_run: Path, photos: Path) -> None:
-    assert Predictor.open(model_run, [str(photos)], PredictOptions()).count == 0
+def test_the_error_of_a_process_is_raised_while_chunks_are_sent(model_run: Path, tmp_path: Path) -> None:
+    """A slow list: the processes have exited before they are sent all of it."""
+    shutil.copytree(model_run / "model", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+
+    def lines() -> Iterator[str]:
+        yield from ["a.jpg\n"] * 2
+        while multiprocessing.active_children():
+            time.sleep(0.01)
+        yield from ["a.jpg\n"] * 2
+
+    with pytest.raises(InputError) as refusal:
+        list(predict(tmp_path, ["-"], PredictOptions(processes=2, batch=1), lines=lines()))
+    assert refusal.value.field == str(tmp_path / "model" / "model.safetensors")
+
+
+def test_images_of_a_tar_are_converted_by_their_own_names(model_run: Path, tmp_path: Path) -> None:
+    """A PNG with the name of a JPEG is converted, as `podscale shard` converts it."""
+    content = encode_image(smooth_pixels(1, 40, 40), kind="PNG")
+    (tmp_path / "x.jpg").write_bytes(content)
+    (tmp_path / "x.png").write_bytes(content)
+    write_tar(tmp_path / "x.tar", {"x.jpg": content})
+    predictor = Predictor.open(model_run, [str(tmp_path)], PredictOptions(convert=True))
+    with closing(predictor.open_decoder()) as decoder:
+        jpg, png, member = map(decoder.prepare, iter_items(predictor.inputs))
+    np.testing.assert_array_equal(member, jpg)
+    assert (np.asarray(jpg) != np.asarray(png)).any()
+
+
+def test_the_number_of_images_is_known_for_shard_sets_only(
+    model_run: Path, photos: Path, make_shard_set: MakeShardSet
+) -> None:
+    shards = str(make_shard_set({"train": [Sample(photograph(0), 0)] * 3}, classes=["ant"]))
+    for inputs, limit, expected in (
+        ([str(photos)], None, 0),
+        ([shards, str(photos)], None, 0),
+        ([shards, shards], None, 6),
+        ([shards, shards], 4, 4),
+        ([shards, shards], 7, 6),
+    ):
+        assert Predictor.open(model_run, inputs, PredictOptions(limit=limit)).count == expected
 
 
 def test_images_are_read_only_a_few_batches_ahead(model_run: Path, photos: Path) -> None:

@@ -14,7 +14,7 @@ from podscale.data.sharding.validate_image import ImageRules, InvalidImage, prep
 from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.preparation import ImagePreparer
 from tests.conftest import MakeShardSet
-from tests.support.prediction import odd_images, photograph
+from tests.support.prediction import odd_images, photograph, png_with_size
 from tests.support.shard_set import Sample, encode_image, smooth_pixels
 
 
@@ -80,6 +80,14 @@ def test_a_record_that_is_not_of_its_indexed_size_has_a_reason() -> None:
     record = np.frombuffer(photograph(1), dtype=np.uint8)
     with pytest.raises(InvalidImage) as invalid:
         ImagePreparer(config_of())(b"", EncodedImage(record, (10, 10)))
+    assert invalid.value.reason == "corrupt"
+
+
+def test_an_image_of_another_size_than_its_header_has_a_reason() -> None:
+    """The limits were checked by the first header; Pillow decodes by the last."""
+    content = png_with_size(10, 10)[:33] + encode_image(smooth_pixels(0, 30, 20), kind="PNG")[8:]
+    with pytest.raises(InvalidImage) as invalid:
+        ImagePreparer(config_of())(b"x.png", EncodedImage(content))
     assert invalid.value.reason == "corrupt"
 
 
