@@ -1,6 +1,7 @@
 """The `podscale` command as real processes, which are found even if their parents have exited."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,13 @@ def set_options(*changes: str) -> list[str]:
 def podscale(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Ended:
     """Run a command until it exits."""
     return Command(folder, *arguments, variables=variables).end()
+
+
+def copy_workspace(calm: Path, target: Path) -> None:
+    """Copy the finished run of the fixture `calm` and its data, but no run that another test has begun beside it."""
+    for part in ("datasets", "runs/calm"):
+        shutil.copytree(calm / part, target / part, symlinks=True)
+    shutil.copy(calm / "run.yaml", target)
 
 
 def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,7 +1,6 @@
 """Two pods of a pipeline's job whose launcher is silent: both save, end, and later resume to the same bits."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from podscale.errors import ExitCode
 from podscale.runs import RunDirectory
 from podscale.runs.launcher_heartbeat import LauncherHeartbeat, forget_silence, is_abandoned
 from podscale.telemetry.events import read_records
-from tests.support.commands import Command, different, result
+from tests.support.commands import Command, copy_workspace, different, result
 from tests.support.ports import free_port
 
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
@@ -25,7 +24,7 @@ Start = Callable[..., tuple[Command, ...]]
 
 @pytest.fixture
 def workspace(calm: Path, tmp_path: Path) -> Path:
-    shutil.copytree(calm, tmp_path / "workspace")
+    copy_workspace(calm, tmp_path / "workspace")
     (tmp_path / "workspace" / "slow").touch()
     return tmp_path / "workspace"
 

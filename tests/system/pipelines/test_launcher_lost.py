@@ -7,7 +7,6 @@ fraction of the time. The API server and the operator are test doubles; tests/cl
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from podscale.runs.launcher_heartbeat import LauncherSilence, is_abandoned
 from podscale.telemetry.events import read_records
 from podscale.util import processes
 from podscale.util.files import write_json
-from tests.support.commands import TIMEOUT_SECONDS, alive, different, result
+from tests.support.commands import TIMEOUT_SECONDS, alive, copy_workspace, different, result
 from tests.support.fake_cluster import FakeCluster
 from tests.support.local_operator import LocalOperator, operating
 from tests.system.programs import counting_rank
@@ -166,7 +165,7 @@ def start(calm: Path, tmp_path: Path) -> Iterator[Start]:
             }
             operator = stack.enter_context(operating(cluster, tmp_path / "pods", processes, fault))
             folder = tmp_path / "workspace"
-            shutil.copytree(calm, folder)
+            copy_workspace(calm, folder)
             changes = f"""
 run: {{id: launched, workspace: {folder}, seed: 1}}
 telemetry: {{log_every: 1, enabled: false}}

@@ -19,7 +19,7 @@ from podscale.runs import RunDirectory, predictions
 from podscale.runs.checkpoint.format import complete_entries, replace_manifest
 from podscale.telemetry.catalogue import STARTUP_PARTS
 from podscale.telemetry.events import filter_replays, read_records
-from tests.support.commands import Command, different, podscale, result, set_options
+from tests.support.commands import Command, copy_workspace, different, podscale, result, set_options
 from tests.support.outcomes import assert_error, reused_stages
 from tools import files_reference
 
@@ -31,9 +31,7 @@ STAGES = ["shard", "train", "evaluate", "report"]
 def workspace(calm: Path, tmp_path: Path) -> Path:
     """Copy of the finished run that a test may change."""
     directory = tmp_path / "workspace"
-    for part in ("datasets", "runs/calm"):
-        shutil.copytree(calm / part, directory / part, symlinks=True)
-    shutil.copy(calm / "run.yaml", directory)
+    copy_workspace(calm, directory)
     return directory
 
 

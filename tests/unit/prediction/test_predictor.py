@@ -191,9 +191,11 @@ def test_the_error_of_a_process_is_raised_while_chunks_are_sent(model_run: Path,
     shutil.copytree(model_run / "model", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
 
+    earlier = set(multiprocessing.active_children())  # of other tests
+
     def lines() -> Iterator[str]:
         yield from ["a.jpg\n"] * 2
-        while multiprocessing.active_children():
+        while set(multiprocessing.active_children()) - earlier:
             time.sleep(0.01)
         yield from ["a.jpg\n"] * 2
 
