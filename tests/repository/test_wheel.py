@@ -55,6 +55,7 @@ def _shared_site_directories() -> set[str]:
     return {path for path in sys.path if path.endswith("site-packages")}
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     where = subprocess.check_output(
