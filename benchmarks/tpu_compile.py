@@ -27,7 +27,7 @@ from podscale.errors import InputError, PodscaleError
 from podscale.hardware import find_topology
 from podscale.jax.aot.batch_search import batch_within_memory
 from podscale.jax.aot.compile_report import build_report
-from podscale.jax.aot.request import compile_aot, default_cache
+from podscale.jax.aot.request import CompileRequest, compile_aot, default_cache
 from podscale.pipelines import presets
 from podscale.util.files import write_json
 from podscale.util.formatting import format_bytes
@@ -37,7 +37,10 @@ SWEEP = "podscale tpu compile tpu-v5e-16 --sweep batch --json"
 TIMEOUT = 5400.0
 """Timeout of one compilation, seconds."""
 MLPERF = "kumar2019-32k"
-PLAIN = ("train.weight_update=replicated", "train.all_reduce.algorithm=flat")
+PLAIN = (
+    *("train.weight_update=replicated", "train.all_reduce.algorithm=flat"),
+    "train.all_reduce.shard_over=row",
+)
 EIGHT_IMAGES = (
     *("train.engine=jax", "input.loader=auto", "train.global_batch=8", "model.batch_norm.span=8"),
     *("train.epochs=1", "train.schedule.warmup_epochs=0"),  # the schedule of many tiny steps would take memory
@@ -116,6 +119,8 @@ def main() -> None:
         parser.error(f"ROW: unknown row (got {', '.join(sorted(unknown))}). See --list.")
     if options.small:
         copy_records(options.results)
+        for row in rows:
+            build_request(row)  # refused if its preset has changed
     results = read_results(options.results / RECORDS)
     missing = [row.name for row in rows if row.name not in results or results[row.name].found is None]
     to_compile = options.rows or ([TINY.name] if options.small else missing)
@@ -148,12 +153,16 @@ def read_results(path: Path) -> dict[str, RowResult]:
     return {row["name"]: RowResult(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
 
 
+def build_request(row: Row) -> CompileRequest:
+    layout, _, slices = row.topology.partition(" x")
+    document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
+    return build_compile_request(document, find_topology(layout, int(slices or 1)))
+
+
 def compile_row(row: Row) -> RowResult:
     """Compile the step of a row; a failure is recorded with its reason."""
     result = RowResult(row.name, time.strftime("%Y-%m-%d"), list(row.changes), row.preset, row.measured, row.topology)
-    layout, _, slices = row.topology.partition(" x")
-    document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
-    request = build_compile_request(document, find_topology(layout, int(slices or 1)))
+    request = build_request(row)
     try:
         result.found = build_report(request, compile_aot(request, default_cache(), TIMEOUT))
     except (InputError, PodscaleError) as error:

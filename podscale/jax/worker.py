@@ -44,7 +44,7 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
         stop.install()
     device = device_kind()
     shard_set = open_agreed_shard_set(worker_env, rank_group, device=device, libraries=library_versions())
-    os.environ.update(xla_environment(device, os.environ))
+    os.environ.update(xla_environment(device, os.environ, next(iter(host_info.tpu_chips()), None)))
     worker_env.startup.end_part("rendezvous")
     from podscale.jax.worker_stages import run_evaluation, run_training
     from podscale.jax.world import join_world, leave_world

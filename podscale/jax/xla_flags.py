@@ -16,14 +16,23 @@ MAXTEXT = "AI-Hypercomputer/maxtext benchmarks/xla_flags_library.py, 05d3525"
 AXLEARN = "apple/axlearn, axlearn/common/compiler_options.py"
 
 
+SMALL_VMEM = frozenset({"v2", "v3", "v4"})
+"""TPU generations with 16 MiB of vector memory: a message that is fused with a convolution exceeds it there."""
+
+
 class XlaFlag(NamedTuple):
-    """One flag of a compiler, its value, what it is for, and who recommends it."""
+    """One flag of a compiler, its value, what it is for, and who recommends it.
+
+    Args:
+        excluded: TPU generations for which the compiler cannot compile with it.
+    """
 
     platform: Platform
     name: str
     value: str
     purpose: str
     source: str
+    excluded: frozenset[str] = frozenset()
 
     @property
     def argument(self) -> str:
@@ -44,6 +53,7 @@ XLA_FLAGS = (
         "true",
         "Run a message in steps inside of the operations that hide it.",
         MAXTEXT,
+        SMALL_VMEM,
     ),
     XlaFlag(
         "tpu",
@@ -51,6 +61,7 @@ XLA_FLAGS = (
         "true",
         "The same for all-gathers: the weights of a sharded update.",
         MAXTEXT,
+        SMALL_VMEM,
     ),
     XlaFlag(
         "tpu",
@@ -58,6 +69,7 @@ XLA_FLAGS = (
         "true",
         "Hide one message behind several operations.",
         MAXTEXT,
+        SMALL_VMEM,
     ),
     XlaFlag(
         "tpu",
@@ -65,6 +77,7 @@ XLA_FLAGS = (
         "true",
         "Let arithmetic and messages use a core at the same time.",
         MAXTEXT,
+        SMALL_VMEM,
     ),
     XlaFlag("tpu", "xla_enable_async_all_gather", "true", "Split an all-gather into start and end.", MAXTEXT),
     XlaFlag(
@@ -73,6 +86,7 @@ XLA_FLAGS = (
         "true",
         "Fuse all-reduces like all-gathers: the gradients of a replicated update.",
         MAXTEXT,
+        SMALL_VMEM,
     ),
     XlaFlag("tpu", "xla_enable_async_all_reduce", "true", "Split an all-reduce into start and end.", MAXTEXT),
     XlaFlag(
@@ -100,11 +114,20 @@ XLA_FLAGS = (
 )
 
 
-def xla_environment(platform: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable of a platform, such as `tpu`, with the flags of `environment` and those that it lacks."""
+def xla_environment(platform: str, environment: Mapping[str, str], generation: str | None = None) -> dict[str, str]:
+    """Return the variable of a platform with the flags of `environment` and those that it lacks.
+
+    Args:
+        platform: such as `tpu`.
+        generation: of the TPU chips, such as `v5e`; None if unknown.
+    """
     if platform not in VARIABLES:
         return {}
     given = environment.get(VARIABLES[platform], "").split()
     names = {argument.lstrip("-").partition("=")[0] for argument in given}
-    flags = [flag.argument for flag in XLA_FLAGS if flag.platform == platform and flag.name not in names]
+    flags = [
+        flag.argument
+        for flag in XLA_FLAGS
+        if flag.platform == platform and flag.name not in names and generation not in flag.excluded
+    ]
     return {VARIABLES[platform]: " ".join([*given, *flags])}

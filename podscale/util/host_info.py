@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GOOGLE_PCI_VENDOR = "0x1ae0"
-TPU_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
+TPU_PCI_DEVICES = {
+    **{"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e"},  # v2 has the number of v3
+    **{"0x006f": "v6e", "0x0076": "tpu7x"},
+}
 """PCI vendor, and generation by PCI device. Source: jax 0.10.2, jax/_src/hardware_utils.py."""
+TWO_DEVICE_CHIPS = frozenset({"v3", "tpu7x"})
+"""TPU generations whose chips are two devices for JAX."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,11 @@ def tpu_chips(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:
         if vendor.read_text(encoding="ascii").strip() == GOOGLE_PCI_VENDOR
     ]
     return [TPU_PCI_DEVICES[device] for device in devices if device in TPU_PCI_DEVICES]  # not its network cards
+
+
+def tpu_device_count() -> int:
+    """Return the TPU devices of this machine as JAX counts them."""
+    return sum(2 if chip in TWO_DEVICE_CHIPS else 1 for chip in tpu_chips())
 
 
 def default_processes_per_node() -> int:

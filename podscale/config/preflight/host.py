@@ -53,7 +53,7 @@ def local_device_count(document: RunConfig) -> int:
     processes = processes_per_node(document)
     simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     gpus = host_info.visible_gpus() if processes == 1 else 0  # each of several processes takes one
-    return len(host_info.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
+    return host_info.tpu_device_count() or gpus or processes * (int(simulated[1]) if simulated else 0)
 
 
 def _gpu_problems(document: RunConfig, processes: int) -> Iterator[InputError]:

@@ -95,9 +95,14 @@ class CompileRequest:
             "classes": self.classes,
             "schedule": -(-self.steps // SCHEDULE_STEPS),
             "versions": compiler_versions(),
-            "flags": xla_environment("tpu", os.environ),
+            "flags": self.xla_environment,
             "sources": source_hash(),
         }
+
+    @property
+    def xla_environment(self) -> dict[str, str]:
+        """Variables with the compiler's flags for the chips."""
+        return xla_environment("tpu", os.environ, self.topology.chip.name)
 
     @property
     def cache_key(self) -> str:
@@ -215,7 +220,7 @@ def _compile_in_child(request: CompileRequest, cache: Path, timeout_seconds: flo
             },
         )
         output = folder / "output.txt"
-        code = _run_child(folder, output, timeout_seconds)
+        code = _run_child(folder, output, timeout_seconds, request.xla_environment)
         if not (folder / "result.json").exists():
             raise PodscaleError(f"compiling for {topology} {_failure_message(code, output, timeout_seconds)}")
         analysis: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -225,12 +230,12 @@ def _compile_in_child(request: CompileRequest, cache: Path, timeout_seconds: flo
         return analysis
 
 
-def _run_child(folder: Path, output_file: Path, timeout_seconds: float) -> int | None:
-    """Return the exit code of the child; None if it timed out."""
+def _run_child(folder: Path, output_file: Path, timeout_seconds: float, flags: dict[str, str]) -> int | None:
+    """Return the exit code of the child, run with variables of flags; None if it timed out."""
     with output_file.open("wb") as output, suppress(subprocess.TimeoutExpired):
         return subprocess.run(
             [sys.executable, "-m", COMPILER_MODULE, str(folder)],
-            env={**os.environ, **xla_environment("tpu", os.environ), **COMPILER_ENVIRONMENT},
+            env={**os.environ, **flags, **COMPILER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

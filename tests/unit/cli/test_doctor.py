@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 from podscale.cli import machine_doctor, main
+from podscale.hardware import TPU_CHIPS
 from podscale.util import host_info
 from podscale.util.terminal import CheckResult
 
@@ -75,6 +76,7 @@ def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
     (tmp_path / "00:01" / "vendor").write_text("0x8086\n")
     assert host_info.tpu_chips(tmp_path) == ["v5e", "v5e"]
     assert host_info.tpu_chips(tmp_path / "none") == []
+    assert {chip.name for chip in TPU_CHIPS if chip.devices == 2} == {*host_info.TWO_DEVICE_CHIPS, "v2"}
 
 
 def test_jax_devices_are_reported(monkeypatch, tmp_path):

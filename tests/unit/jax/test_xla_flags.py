@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from podscale.hardware import TPU_CHIPS, TpuChip
 from podscale.jax.worker import device_kind
 from podscale.jax.xla_flags import VARIABLES, XLA_FLAGS, xla_environment
 
@@ -20,6 +21,14 @@ def test_each_platform_gets_its_own_flags() -> None:
         found = xla_environment(platform, {})
         assert list(found) == [variable]
         assert flags_of(found[variable]) == {f.name: f.value for f in XLA_FLAGS if f.platform == platform}
+
+
+@pytest.mark.parametrize("chip", TPU_CHIPS, ids=lambda chip: chip.name)
+def test_flags_that_a_generation_cannot_compile_are_left_out(chip: TpuChip) -> None:
+    """Messages that are fused with a convolution exceed the vector memory of v2 to v4: seen with libtpu 0.0.42.1."""
+    found = flags_of(xla_environment("tpu", {}, chip.name)["LIBTPU_INIT_ARGS"])
+    assert ("xla_tpu_enable_async_collective_fusion" in found) == (chip.name not in ("v2", "v3", "v4"))
+    assert "xla_tpu_enable_latency_hiding_scheduler" in found
 
 
 def test_flags_of_the_user_take_precedence() -> None:
