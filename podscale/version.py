@@ -4,7 +4,9 @@ RELEASE = "0.2.0"
 """Release that this code is, or becomes: the chart, the changelog and the tag of the release have it too."""
 
 try:
-    from podscale._build_version import VERSION  # setup.py writes the module into wheels, from the tag in git
+    from podscale import _build_version  # type: ignore[attr-defined]  # setup.py writes it into wheels, by git's tag
+
+    VERSION: str = _build_version.VERSION
 except ImportError:
     VERSION = RELEASE
 

@@ -89,7 +89,14 @@ def set_times(archive: Path, epoch: int) -> None:
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as target,
     ):
         for member in sorted(source.getmembers(), key=lambda member: member.name):
-            member.mtime, member.uid, member.gid, member.uname, member.gname, member.pax_headers = epoch, 0, 0, "", "", {}
+            member.mtime, member.uid, member.gid, member.uname, member.gname, member.pax_headers = (
+                epoch,
+                0,
+                0,
+                "",
+                "",
+                {},
+            )
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             target.addfile(member, source.extractfile(member) if member.isfile() else None)
     part.replace(archive)
