@@ -58,6 +58,10 @@ def predict(
             help="Predict one part of the images, from 0/COUNT, into the folder --out; `merge-predictions` joins them.",
         ),
     ] = None,
+    merge: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --part: also join all parts in FILE, if this is the last of them."),
+    ] = None,
 ) -> int:
     """Predict the classes of any images by a trained model, one row an image."""
     from podscale.prediction import contact_sheet, writers
@@ -70,7 +74,9 @@ def predict(
     if part is not None:
         if html is not None:
             raise InputError("a part has no page", field="--html", got=str(html), hint="Leave it out.")
-        return _predict_part(model, images, options, part, out)
+        return _predict_part(model, images, options, part, out, merge)
+    if merge is not None:
+        raise InputError("only parts are joined", field="--merge", got=str(merge), hint="Use --out, or add --part.")
     if out is not None:
         writers.check_output(out)
     if html is not None:
@@ -99,11 +105,15 @@ def merge_predictions(
     return int(ExitCode.FAILED if counts.failures else ExitCode.DONE)
 
 
-def _predict_part(model: str, images: Sequence[str], options: "PredictOptions", text: str, folder: Path | None) -> int:
+def _predict_part(
+    model: str, images: Sequence[str], options: "PredictOptions", text: str, folder: Path | None, merged: Path | None
+) -> int:
     """Predict a part into its folder. It is done when all its rows are written, also rows of broken images."""
     from podscale.prediction import parts
     from podscale.prediction.image_inputs import STANDARD_INPUT, standard_input_lines
+    from podscale.prediction.merge_parts import merge_parts
     from podscale.prediction.predictor import Predictor
+    from podscale.prediction.writers import check_output
 
     part = parts.parse_part(text)
     if folder is None:
@@ -111,6 +121,8 @@ def _predict_part(model: str, images: Sequence[str], options: "PredictOptions", 
     lines = parts.SpooledLines(standard_input_lines()) if STANDARD_INPUT in images else ()
     predictor = Predictor.open(model, images, options, lines)
     parts.open_folder(folder)
+    if merged is not None:
+        check_output(merged, "--merge")  # beside the folder, as a rule, so it was just made
     line = ProgressLine(sys.stderr)
     try:
         manifest, found = parts.predict_part(predictor, part, folder, line)
@@ -118,6 +130,8 @@ def _predict_part(model: str, images: Sequence[str], options: "PredictOptions", 
         line.clear()
     rows = f"{format_count(manifest.rows, 'row')} of {format_count(manifest.identity['images'], 'image')}"
     print(f"{part.name}: {rows}{', predicted before' if found else ''}", file=sys.stderr)
+    if merged is not None and not parts.missing_parts(folder, part.count):
+        print(f"{merged}: {merge_parts(folder, merged).to_text()}", file=sys.stderr)
     return int(ExitCode.DONE)
 
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from podscale.errors import InputError, combine_errors
 from podscale.prediction.image_inputs import Failure
-from podscale.prediction.parts import Part, PartManifest, differences, manifest_path, read_manifest, rows_path
+from podscale.prediction.parts import (
+    Part,
+    PartManifest,
+    differences,
+    manifest_path,
+    missing_parts,
+    read_manifest,
+    rows_path,
+)
 from podscale.prediction.predictor import Prediction
 from podscale.prediction.writers import open_writer
 from podscale.util.formatting import format_count
@@ -83,13 +91,13 @@ def _read_manifests(folder: Path) -> list[PartManifest]:
         hint = "Delete the files of all but one of them."
         raise InputError("predictions of several numbers of parts are here", field=str(folder), got=got, hint=hint)
     count = counts.pop()
-    read = {index: read_manifest(manifest_path(folder, Part(index, count))) for index in range(count)}
-    if missing := [Part(index, count).name for index, manifest in read.items() if manifest is None]:
+    if missing := [part.name for part in missing_parts(folder, count)]:
         hint = f"Run `podscale predict --part INDEX/{count}` for them, or the job again."
         raise InputError(
             f"{len(missing)} of {count} parts are missing", field=str(folder), got=_named(missing), hint=hint
         )
-    manifests = [manifest for manifest in read.values() if manifest is not None]
+    read = [read_manifest(manifest_path(folder, Part(index, count))) for index in range(count)]
+    manifests = [manifest for manifest in read if manifest is not None]
     usual = Counter(json.dumps(manifest.identity, sort_keys=True) for manifest in manifests).most_common(1)[0][0]
     errors = [_other_prediction(folder, one, count, json.loads(usual)) for one in manifests]
     if others := [error for error in errors if error is not None]:

@@ -212,6 +212,11 @@ def _write_rows(
     return written, digest
 
 
+def missing_parts(folder: Path, count: int) -> list[Part]:
+    """Return the parts of which the folder has no manifest."""
+    return [part for part in (Part(index, count) for index in range(count)) if not manifest_path(folder, part).exists()]
+
+
 def open_folder(folder: Path) -> None:
     """Create the folder of the parts. Raises InputError if that is not possible."""
     try:

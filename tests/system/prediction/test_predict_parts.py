@@ -1,4 +1,4 @@
-"""Parts of a prediction by real processes: killed, run again, and merged into the file of one process."""
+"""Parts of a prediction by the commands of a job's pods: killed, run again, and joined in the file of one process."""
 
 import json
 import os
@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.prediction import odd_images, photograph, write_model_run, write_photographs, write_tar
+from podscale.cli import main
+from podscale.config import loads
+from podscale.errors import InputError
+from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.predict_job import PredictionJob, build_predict_spec
+from podscale.prediction.merge_parts import merge_parts
+from tests.support.prediction import DOCUMENT, odd_images, photograph, write_model_run, write_photographs, write_tar
 
 PARTS = 4
 
@@ -27,66 +33,70 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def podscale(workspace: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "podscale", *arguments]
-    return subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def job(workspace: Path) -> JobSpec:
+    """Job of the prediction, whose volume is the workspace."""
+    changes = [f"run.workspace={workspace}", "launch.cluster.workspace_claim=claim"]
+    images = [str(workspace / "photos"), str(workspace / "more.tar")]
+    return build_predict_spec(loads(DOCUMENT, "test", changes), PredictionJob(images=images, parts=PARTS, batch=8))
 
 
-def predict(workspace: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return podscale(workspace, "predict", "runs/small", "photos", "more.tar", "--batch", "8", *arguments)
+def pod_command(job: JobSpec, index: int) -> list[str]:
+    """Return the command of a pod, with the variable that Kubernetes replaces."""
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in job.command]
+    return [sys.executable, "-m", *words]
 
 
 @pytest.fixture(scope="module")
-def parts(workspace: Path) -> Path:
-    """Folder of all parts; the second was killed in the middle, and ran again."""
-    folder = workspace / "parts"
+def parts(workspace: Path, job: JobSpec) -> Path:
+    """Folder of all parts, by the commands of the job's pods; the second was killed, and ran again."""
+    folder = Path(job.command[job.command.index("--out") + 1])
+    rows = folder.with_suffix(".jsonl")
     for index in (0, 2, 3):
-        assert predict(workspace, "--part", f"{index}/{PARTS}", "--out", "parts").returncode == 0
-    pipe = workspace / "photos" / "b" / "0020.jpg"  # the part waits for its bytes, so it is killed in the middle
+        subprocess.run(pod_command(job, index), check=True)
+    pipe = workspace / "photos" / "b" / "0036.jpg"  # the last of the part, which waits for its bytes until it is killed
     content = pipe.read_bytes()
     pipe.unlink()
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "podscale", "predict", "runs/small", "photos", "more.tar", "--batch", "8"]
-    with subprocess.Popen([*command, "--part", f"1/{PARTS}", "--out", "parts"], cwd=workspace) as process:
+    with subprocess.Popen(pod_command(job, 1)) as process:
         deadline = time.monotonic() + 120
         while not list(folder.glob(f".part-00001-of-{PARTS:05d}.*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    assert not list(folder.glob("part-00001*"))
+    assert not [*folder.glob("part-00001*"), *folder.parent.glob("*.jsonl")]
     pipe.unlink()
     pipe.write_bytes(content)
-    missing = podscale(workspace, "merge-predictions", "parts", "--out", "rows.jsonl")
-    assert missing.returncode == 2
-    assert f"1 of {PARTS} parts are missing (got 'part-00001-of-{PARTS:05d}')" in missing.stderr
-    assert not (workspace / "rows.jsonl").exists()
-    again = predict(workspace, "--part", f"1/{PARTS}", "--out", "parts")
-    assert again.returncode == 0, again.stderr
+    with pytest.raises(InputError, match=rf"1 of {PARTS} parts are missing \(got 'part-00001-of-{PARTS:05d}'\)"):
+        merge_parts(folder, rows)
+    assert not rows.exists()
+    subprocess.run(pod_command(job, 1), check=True)
     return folder
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
-def test_merged_rows_are_those_of_one_process_to_the_bit(workspace: Path, parts: Path, suffix: str) -> None:
-    if suffix == "parquet":
-        pytest.importorskip("pyarrow")
-    merged = podscale(workspace, "merge-predictions", "parts", "--out", f"merged.{suffix}")
-    single = predict(workspace, "--out", f"single.{suffix}")
-    assert merged.returncode == single.returncode == 1, merged.stderr  # the broken images have no prediction
-    assert (workspace / f"merged.{suffix}").read_bytes() == (workspace / f"single.{suffix}").read_bytes()
-    assert "83 images of 4 parts\n" in merged.stderr
-    assert "no prediction for 8 images: 2 corrupt, 1 empty, 1 not_an_image, 2 too_many_pixels" in merged.stderr
+def test_the_last_pod_joins_the_rows_which_are_to_the_bit_those_of_one_process(workspace: Path, parts: Path) -> None:
+    images = [str(workspace / "photos"), str(workspace / "more.tar")]
+    command = [sys.executable, "-m", "podscale", "predict", "runs/small", *images, "--batch", "8", "--out", "one.jsonl"]
+    assert subprocess.run(command, cwd=workspace, check=False).returncode == 1  # the broken images have no prediction
+    rows = parts.with_suffix(".jsonl").read_bytes()
+    assert rows == (workspace / "one.jsonl").read_bytes()
+    names = [json.loads(line)["image"] for line in rows.splitlines()]
+    listed = [str(path) for path in (workspace / "photos").rglob("*.*")]
+    assert sorted(names) == sorted([*listed, *(f"{workspace}/more.tar!{n}.jpg" for n in range(30))])
 
 
-def test_every_image_has_exactly_one_row(workspace: Path, parts: Path) -> None:
-    names = [json.loads(line)["image"] for path in sorted(parts.glob("*.jsonl")) for line in path.open()]
-    listed = [str(path.relative_to(workspace)) for path in (workspace / "photos").rglob("*.*")]
-    assert sorted(names) == sorted([*listed, *(f"more.tar!{n}.jpg" for n in range(30))])
-    assert all(path.stat().st_size for path in parts.glob("*.jsonl"))
+def test_the_command_joins_the_same_rows_and_counts_them(
+    workspace: Path, parts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge-predictions", str(parts), "--out", str(workspace / "merged.jsonl")]) == 1
+    assert (workspace / "merged.jsonl").read_bytes() == parts.with_suffix(".jsonl").read_bytes()
+    printed = capsys.readouterr().err
+    assert "83 images of 4 parts\n" in printed
+    assert "no prediction for 8 images: 2 corrupt, 1 empty, 1 not_an_image, 2 too_many_pixels" in printed
 
 
-def test_a_finished_part_is_not_predicted_again(workspace: Path, parts: Path) -> None:
+def test_a_finished_part_is_not_predicted_again(job: JobSpec, parts: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in parts.iterdir()}
-    done = predict(workspace, "--part", f"3/{PARTS}", "--out", "parts")
-    assert done.returncode == 0
+    done = subprocess.run(pod_command(job, 3), capture_output=True, text=True, check=True)
     assert "part-00003-of-00004: 19 rows of 83 images, predicted before" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in parts.iterdir()} == before

@@ -76,6 +76,19 @@ def test_merged_parts_are_the_rows_of_one_prediction(model_run: Path, photos: Pa
     assert (counts.images, counts.failures, counts.parts) == (18, 0, count)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_merged_files_are_to_the_bit_those_of_one_prediction(
+    model_run: Path, photos: Path, tmp_path: Path, suffix: str
+) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    predict_parts(model_run, [photos], tmp_path / "parts", 3)
+    one, merged = tmp_path / f"one.{suffix}", tmp_path / f"merged.{suffix}"
+    assert main(["predict", str(model_run), str(photos), "--batch", str(BATCH), "--out", str(one)]) == 0
+    assert main(["merge-predictions", str(tmp_path / "parts"), "--out", str(merged)]) == 0
+    assert one.read_bytes() == merged.read_bytes()
+
+
 def test_a_list_on_standard_input_and_a_limit_have_parts(model_run: Path, photos: Path, tmp_path: Path) -> None:
     lines = [f"{path}\n" for path in sorted(photos.rglob("*.jpg"))]
     predict_parts(model_run, ["-"], tmp_path / "parts", 2, lines=lines, limit=5)
