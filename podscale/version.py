@@ -4,9 +4,10 @@ RELEASE = "0.2.0"
 """Release that this code is, or becomes: the chart, the changelog and the tag of the release have it too."""
 
 try:
-    from podscale import _build_version  # type: ignore[attr-defined]  # setup.py writes it into wheels, by git's tag
+    # setup.py writes the module into wheels, by the tag in git.
+    from podscale._build_version import VERSION as _BUILT  # type: ignore[import-not-found]
 
-    VERSION: str = _build_version.VERSION
+    VERSION: str = _BUILT
 except ImportError:
     VERSION = RELEASE
 

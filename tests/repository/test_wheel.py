@@ -1,4 +1,4 @@
-"""What a release publishes is complete: the wheel runs the embedded digits outside of the checkout."""
+"""Files of a release: they are complete, and the wheel runs the embedded digits outside of the checkout."""
 
 import json
 import os
