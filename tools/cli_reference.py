@@ -75,8 +75,8 @@ podscale predict runs/digits photos more.tar --out rows.csv --html sheet.html
 find photos -name '*.jpg' | podscale predict runs/digits - --top 1
 ```
 
-Exits with 1 if an image has no prediction; its row has the reason. With `--part`, exits with 0 when all rows of the part
-are written. See [predictions](../how-to/predict.md).""",
+Exits with 1 if an image has no prediction; its row has the reason. With `--part`, exits with 0 when all rows of the
+part are written. See [predictions](../how-to/predict.md).""",
     "merge-predictions": """```
 podscale predict runs/digits photos --part 0/2 --out parts
 podscale predict runs/digits photos --part 1/2 --out parts

@@ -27,9 +27,9 @@ class PredictionOptions:
         None
     )
     top: Annotated[int | None, typer.Option(help="Of --stage predict: classes of each image; default: 5.")] = None
-    batch: Annotated[int | None, typer.Option(help="Of --stage predict, as of `podscale predict`.")] = None
-    convert: Annotated[bool, typer.Option("--convert", help="Of --stage predict, as of `podscale predict`.")] = False
-    plain: Annotated[bool, typer.Option("--plain-softmax", help="Of --stage predict, as of `podscale predict`.")] = (
+    batch: Annotated[int | None, typer.Option(help="Of --stage predict, as the option of `predict`.")] = None
+    convert: Annotated[bool, typer.Option("--convert", help="Of --stage predict, as the option of `predict`.")] = False
+    plain: Annotated[bool, typer.Option("--plain-softmax", help="Of --stage predict, as the option of `predict`.")] = (
         False
     )
 
