@@ -147,7 +147,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         files = build(Path(work))
         shutil.rmtree(DIST, ignore_errors=True)
-        shutil.copytree(work, DIST)
+        DIST.mkdir()
+        for path in files:
+            shutil.copy(path, DIST)
     for path in files:
         print(f"dist/{path.name}: {(DIST / path.name).stat().st_size / 1e3:,.0f} kB")
 
