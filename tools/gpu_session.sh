@@ -10,6 +10,7 @@
 #   elsewhere: tools/gpu_session.sh download FOLDER --python-version 3.12 --platform manylinux_2_28_x86_64
 # IMAGES: archive or folder of JPEGs, for the rows with real images.
 # TESTS=0: skip the tests.
+# REHEARSE=1: go on if something is missing, for example a GPU.
 # SWEEP: series of the sweep, default gpu.
 # Further arguments go to `podscale bench train`.
 set -u
@@ -41,6 +42,13 @@ if ! "$PYTHON" -c 'import podscale.pipelines' 2>/dev/null; then
   PYTHONPATH=$links:$PYTHONPATH
 fi
 export PYTHONPATH=${PYTHONPATH%:}
+
+# What is missing first, by name: a session without it finds little.
+# shellcheck disable=SC2086 # words
+if ! "$PYTHON" tools/gpu_session_checks.py "$OUT" $PACKAGES 2>&1 | tee "$OUT/gpu-checks.txt" ||
+  [ "${PIPESTATUS[0]}" != 0 ]; then
+  [ "${REHEARSE:-}" = 1 ] || exit 2
+fi
 podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
 left() { echo $((LIMIT - SECONDS)); }
 
