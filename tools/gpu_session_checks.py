@@ -45,13 +45,13 @@ def find_problems(out: Path, packages: Sequence[str]) -> list[Finding]:
 def _python(packages: Sequence[str]) -> Iterator[Finding]:
     if sys.version_info < (3, 11):  # noqa: UP036  any interpreter may be named
         yield Finding("Python", f"{sys.version.split()[0]} is too old", "Set PYTHON to 3.11 or newer.", fatal=True)
-    if lacking := [name for name in ("torch", "torchvision") if not _is_installed(name)]:
+    if missing := [name for name in ("torch", "torchvision") if not _is_installed(name)]:
         yield Finding(
-            " and ".join(lacking), f"not installed in {sys.executable}", "Set PYTHON to one that has them.", True
+            " and ".join(missing), f"not installed in {sys.executable}", "Set PYTHON to one that has them.", True
         )
-    if lacking := [name for name in packages if not _is_installed(name)]:
+    if missing := [name for name in packages if not _is_installed(name)]:
         remedy = "Set WHEELS to a folder of `tools/gpu_session.sh download`, or install them with pip."
-        yield Finding("packages", f"not installed: {' '.join(lacking)}", remedy, fatal=True)
+        yield Finding("packages", f"not installed: {' '.join(missing)}", remedy, fatal=True)
 
 
 def _is_installed(name: str) -> bool:
@@ -84,8 +84,8 @@ def _gpu() -> Iterator[Finding]:
     query = ["--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
     done = subprocess.run([program, *query], capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0 or not done.stdout.strip():
-        said = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
-        yield Finding("driver", f"nvidia-smi fails: {said[0]}", "Load the driver. REHEARSE=1 goes on.", fatal=True)
+        message = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
+        yield Finding("driver", f"nvidia-smi fails: {message[0]}", "Load the driver. REHEARSE=1 goes on.", fatal=True)
         return
     for line in done.stdout.strip().splitlines():
         index, free, total = line.split(", ")

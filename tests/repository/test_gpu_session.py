@@ -99,7 +99,7 @@ def checks(python: Path | str, *packages: str, path: str = "") -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, check=False)
 
 
-def test_a_bare_interpreter_is_told_what_is_missing_and_nothing_starts(tmp_path: Path) -> None:
+def test_what_a_bare_interpreter_misses_is_printed_and_nothing_starts(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     done = checks(tmp_path / "bare" / "bin" / "python", "typer", "numpy")
     assert done.returncode == 2
