@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-examples test-drills test-gpu-paper test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images dist release \
+.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images dist release \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -27,6 +27,9 @@ SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reo
 
 test: .venv/.dev ## run the tests in WORKERS processes, one file at a time (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)
+
+test-slow: .venv/.dev ## run the slow tests: whole runs that are killed, starved or repeated, in four minutes
+	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository/test_wheel.py tests/unit/pytorch $(ARGS)
 
 test-examples: .venv/.dev ## run the commands of the tutorials and the small form of every benchmark, in three minutes
 	@PODSCALE_TEST_EXAMPLES=1 $(SUITE) tests/system/test_tutorials.py tests/repository/test_benchmarks.py $(ARGS)

@@ -35,6 +35,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, max(cores + 1, min(cores + 2, memory // WORKER_BYTES)))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip slow tests unless they are asked for."""
+    if "PODSCALE_TEST_SLOW" in os.environ:
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes long: make test-slow runs it"))
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and tests stay until the end
     gc.enable()

@@ -11,7 +11,10 @@ from typing import Any
 import yaml
 
 from podscale.errors import InputError
+from podscale.util.libyaml import SafeDumper, SafeLoader
 
+_MAX_DEPTH = 100
+"""Most levels of nesting: libyaml composes a document by recursion, which would overflow the stack."""
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
 _CORE_SCHEMA = (  # YAML 1.2.2, section 10.3.2; the order decides if two match
     ("null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -21,7 +24,7 @@ _CORE_SCHEMA = (  # YAML 1.2.2, section 10.3.2; the order decides if two match
 )
 
 
-class _DocumentLoader(yaml.SafeLoader):
+class _DocumentLoader(SafeLoader):
     """Safe loader with the scalars of YAML 1.2."""
 
 
@@ -30,7 +33,7 @@ for _name, _pattern, _first in _CORE_SCHEMA:
     _DocumentLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, _first)
 
 
-def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+def _construct_int(loader: SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
     return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
 
@@ -38,14 +41,14 @@ def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
-class _DocumentDumper(yaml.SafeDumper):
+class _DocumentDumper(SafeDumper):
     """Safe dumper that quotes text that any version of YAML would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: SafeDumper, text: str) -> yaml.ScalarNode:
     """Escape Unicode line breaks, which YAML 1.1 folds too."""
     folds = any(c in text for c in "\x85\u2028\u2029")
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if folds else None)
@@ -77,6 +80,7 @@ def parse_yaml(text: str, locations: KeyLocations) -> dict[str, Any]:
     """
     loader = None
     try:
+        _check_depth(text, locations.name)
         loader = _DocumentLoader(text)
         node = loader.get_single_node()
         if node is None:
@@ -91,11 +95,21 @@ def parse_yaml(text: str, locations: KeyLocations) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or str(error)
         location = locations.at(mark.line + 1) if mark else locations.name
         raise NotYaml(f"not valid YAML: {problem}", location=location) from None
-    except RecursionError:
-        raise NotYaml("not valid YAML: nested too deeply for a run document", location=locations.name) from None
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _check_depth(text: str, location: str) -> None:
+    """Raise NotYaml if the text is nested too deeply; yaml.YAMLError if it is no YAML."""
+    depth = 0
+    for event in yaml.parse(text, Loader=SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise NotYaml("not valid YAML: nested too deeply for a run document", location=location)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def dump_yaml(values: dict[str, Any]) -> str:

@@ -24,7 +24,6 @@ class Entry(NamedTuple):
     content: str
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_builds_have_the_same_files(engine: Engine, image: str, name: str):
     """The second build reuses no layer of the first: packages are installed, built and compiled again."""

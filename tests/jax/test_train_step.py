@@ -203,6 +203,7 @@ def check_that_a_non_finite_step_is_masked(step: TrainStep, config: RunConfig) -
     assert not any(np.asarray(bucket).any() for bucket in state.opt_state.moments["momentum"])
 
 
+@pytest.mark.slow
 @pytest.mark.shallow
 def test_devices_that_share_images_train_as_one_device() -> None:
     """Four ranks of two devices equal four of one: top and bottom halves, LARS, groups of two ranks, a torus.

@@ -119,7 +119,7 @@ def stop_before(step: int) -> Callable[[JaxTrainer], None]:
     "changes",
     [
         {"train__optimizer": LARS, "train__weight_update": "sharded", "train__all_reduce": SHARDED},
-        {"train__optimizer": SHAMPOO, "train__phases": [BATCH_NORM]},
+        pytest.param({"train__optimizer": SHAMPOO, "train__phases": [BATCH_NORM]}, marks=pytest.mark.slow),
     ],
     ids=["lars, sharded over all devices", "shampoo"],
 )

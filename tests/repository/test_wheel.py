@@ -129,7 +129,7 @@ def test_the_extras_are_those_that_are_documented(metadata: Message) -> None:
     assert len(rows) == len(set(rows))
 
 
-def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
+def test_the_wheel_installs_with_its_extras_and_has_its_version(wheel_environment: Path, tmp_path: Path) -> None:
     where = outside(
         tmp_path, wheel_environment / "python", "-c", "import podscale.pipelines as p; print(p.__file__)"
     ).stdout
@@ -137,6 +137,10 @@ def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> N
     package = Path(where.strip()).parents[1]
     assert "creativecommons.org/licenses/by/4.0" in next(package.rglob("digits.npz.license")).read_text()
     assert outside(tmp_path, wheel_environment / "podscale", "--version").stdout == f"podscale {RELEASE}\n"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
     options = [
         "run.id=wheel",
         "launch.processes=1",

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 import yaml
 
+from podscale.util.libyaml import SafeLoader
 from tests.cluster.lab import programs
 from tests.cluster.lab.errors import Unavailable
-from tests.support.fast_yaml import FastLoader
 
 BASES = "config/components/crd/bases"
 DEFINITIONS = {
@@ -37,7 +37,7 @@ DEFINITIONS = {
 """Operator module of each kind, in the test cluster's version (tools/cluster/programs.yaml), and the file in it."""
 
 
-class _Loader(FastLoader):  # type: ignore[misc]
+class _Loader(SafeLoader):
     """YAML loader that reads a lone `=` as text: it is a type in YAML 1.1, and operators list it among comparisons."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.fast_yaml import FastLoader
+from podscale.util.libyaml import SafeLoader
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "podscale"
@@ -78,7 +78,7 @@ def template(
     """Return the objects that an install would create, including hooks and tests."""
     base = profile.read_text(encoding="utf-8") if profile is not None else ""
     text = _rendered(release, namespace, tuple(apis), base, yaml.safe_dump(dict(values or {})))
-    return [item for item in yaml.load_all(text, Loader=FastLoader) if item]
+    return [item for item in yaml.load_all(text, Loader=SafeLoader) if item]
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from tests.support.fast_yaml import FastLoader
+from podscale.util.libyaml import SafeLoader
 from tests.support.package_pod import BUCKET, MARK, Json, Task, merged, output_parameters, pod
 
 WHATEVER = "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -81,7 +81,7 @@ class PackageRunner:
         retry_seconds: float = 0.5,
         scheduled: str = "",
     ) -> None:
-        documents = list(yaml.load_all(package, Loader=FastLoader))
+        documents = list(yaml.load_all(package, Loader=SafeLoader))
         self.spec: Json = documents[0]
         platforms = documents[1]["platforms"]["kubernetes"] if len(documents) > 1 else {}
         self._platforms: Json = platforms.get("deploymentSpec", {}).get("executors", {})

@@ -31,6 +31,7 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group("a cluster", r"needs a Kubernetes cluster|[Tt]his cluster lacks|the cluster lacks", advice="make cluster-up"),
+    Group("the time of slow tests", r"make test-slow", advice="make test-slow"),
     Group("the time of the examples", r"make test-examples", advice="make test-examples"),
     Group("the time of the drills", r"make test-drills", advice="make test-drills"),
     Group("the time of the GPU on paper", r"make test-gpu-paper", advice="make test-gpu-paper"),

@@ -10,6 +10,7 @@ from podscale.errors import InputError
 from podscale.kubernetes.job_spec import METRICS_PORT, JobSpec
 from podscale.kubernetes.render import pod_placement
 from podscale.kubernetes.resources import JOB_KINDS
+from podscale.util.libyaml import SafeDumper
 
 MONITORING_NAMESPACES = ("monitoring", "gmp-system", "gke-gmp-system")
 """Namespaces of Prometheus: its operator's, that of Google's managed one, and that of GKE Autopilot.
@@ -100,14 +101,14 @@ def check_not_elastic(spec: JobSpec, backend: str) -> None:
         )
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     """YAML dumper without anchors that writes texts of several lines as blocks, so that run documents are readable."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 

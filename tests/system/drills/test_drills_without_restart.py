@@ -9,7 +9,7 @@ from tests.system.drills.drill import run_drill
 from tests.system.drills.faults import DRILLS, Drill
 from tests.system.drills.scene import Scene
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 CHOSEN = [drill for drill in DRILLS if not drill.restarts]
 
 

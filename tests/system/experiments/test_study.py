@@ -42,6 +42,7 @@ def study(path: Path, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # about 25 s alone; the machine may be busy
 def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path) -> None:
     path, cells = tmp_path / "tiny.yaml", tmp_path / "studies" / "cells"

@@ -26,6 +26,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     started.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, tmp_path: Path) -> None:
     """Kill rank 0, and with it JAX's own service and the step log. Its successor compiles nothing again.
 

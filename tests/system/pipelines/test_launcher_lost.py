@@ -195,6 +195,7 @@ launch:
         yield begin
 
 
+@pytest.mark.slow
 def test_a_terminated_run_whose_exit_handler_does_not_run_stops_its_job(start: Start) -> None:
     """As under KFP 2.17's default retry strategy: the launcher is killed, and nothing else happens."""
     scene = start(grace=0.05, real=True)

@@ -145,6 +145,7 @@ def test_a_second_run_repeats_no_stage_and_another_document_is_refused(workspace
     assert load(run / "config.yaml").train.schedule.learning_rate == 0.2
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_evaluation_ends_it_and_the_same_command_continues(workspace: Path) -> None:
     run = workspace / "runs" / "calm"
     expected = result(run)
@@ -181,6 +182,7 @@ def test_a_checkpoint_of_another_class_map_is_refused(workspace: Path) -> None:
     assert sorted((run / "checkpoints").rglob("*")) == checkpoints
 
 
+@pytest.mark.slow
 def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path: Path) -> None:
     shutil.copytree(calm / "datasets", tmp_path / "datasets")
     shutil.copy(calm / "run.yaml", tmp_path)

@@ -18,6 +18,7 @@ from podscale.kubernetes.predict_job import PredictionJob, build_predict_spec
 from podscale.prediction.merge_parts import merge_parts
 from tests.support.prediction import DOCUMENT, odd_images, photograph, write_model_run, write_photographs, write_tar
 
+pytestmark = pytest.mark.slow
 PARTS = 4
 
 

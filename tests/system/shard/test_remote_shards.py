@@ -47,6 +47,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_run_on_remote_shards(served: tuple[str, Path], tmp_path: Path) -> None:
     url, directory = served
     elsewhere = tmp_path / "elsewhere"

@@ -55,6 +55,7 @@ def forget_checkpoints(run: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[[], Command], calm: Path) -> None:
     run = calm / "runs" / RUN
     begun = time.time()

@@ -101,8 +101,8 @@ def test_mistakes_in_defaults_name_their_location(tmp_path: Path) -> None:
     with refused(field="launch.cluster.queue", got="NO") as refusal:
         load(document, (), wrong)
     assert refusal.error.location == "theirs.yaml:3"
-    with refused("theirs.yaml:1", kind=NotYaml):
-        load(document, (), Defaults("a: [", "theirs.yaml"))
+    with refused("theirs.yaml:2", kind=NotYaml):
+        load(document, (), Defaults("a: 1\nb: ]\n", "theirs.yaml"))
     mine = tmp_path / "mine.yaml"
     mine.write_text("launch:\n  cluster: {queue: NEITHER}\n")
     with refused(field="launch.cluster.queue", got="NEITHER") as refusal:

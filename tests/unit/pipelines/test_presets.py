@@ -100,7 +100,8 @@ def test_presets_do_not_differ_by_accident():
     for first in texts:
         for second in texts:
             if first < second:
-                assert difflib.SequenceMatcher(None, texts[first], texts[second]).ratio() < 0.9
+                matcher = difflib.SequenceMatcher(None, texts[first], texts[second])
+                assert matcher.quick_ratio() < 0.9 or matcher.ratio() < 0.9  # the quick one is an upper bound
 
 
 OWN = (

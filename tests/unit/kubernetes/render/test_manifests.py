@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from podscale.util.libyaml import SafeLoader
 from tests.support import crds
 from tests.support.pod_security import violations
 from tests.support.pods import Pods, pods_of
@@ -18,7 +19,7 @@ KUBERNETES = "1.33"
 
 
 def objects_of(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=SafeLoader))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
