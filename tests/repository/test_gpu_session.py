@@ -86,7 +86,7 @@ def test_a_file_that_does_not_end_still_has_a_summary(tmp_path: Path) -> None:
         (tests / f"test_{name}.py").write_text(text, encoding="utf-8")
     function = re.search(r"^tests\(\) \{.*?^\}", SCRIPT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert function is not None
-    shortened = function.group().replace('"$((limit < 300 ? limit : 300))"', "6")
+    shortened = function.group().replace('"$((limit < 300 ? limit : 300))"', "20")
     assert shortened != function.group()
     script = f"set -u; OUT={tmp_path} PYTHON={sys.executable} PYTHONPATH=\n{shortened}\ntests 100 'not compiled'"
     subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
