@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
+.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images dist release \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -92,6 +92,12 @@ drills: .venv/.dev ## inject faults into a real training under a real Prometheus
 
 images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/how-to/images.md)
 	@images/build.sh $(IMAGES)
+
+dist: .venv/.dev ## build the wheel, the source distribution, the chart and the SBOM of this commit into dist/
+	@$(BIN)/python -m tools.distribution
+
+release: .venv/.dev ## do the same, and refuse a commit that is not a release (docs/how-to/release.md)
+	@$(BIN)/python -m tools.distribution --release
 
 lock: ## update the requirement files, keeping versions that still fit
 	@tools/lock.sh

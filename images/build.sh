@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 engine=${ENGINE:-$(command -v podman || command -v docker)} ||
   { echo "make images: needs podman or docker. Install one, or set ENGINE to its path." >&2; exit 2; }
 registry=${REGISTRY:-localhost} tag=${TAG:-dev}
-version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' podscale/version.py)
+version=$(sed -n 's/^RELEASE = "\(.*\)"/\1/p' podscale/version.py)
 revision=$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)
 created=$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1980-01-01T00:00:00Z)
 epoch=315532800 # 1980, the time of every file: a time that changes would create new layers for unchanged packages

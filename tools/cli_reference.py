@@ -27,7 +27,17 @@ completion of commands, presets and option names to the shell.
 """
 
 TOPICS = {
-    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "predict", "study"),
+    "Runs on this machine": (
+        "run",
+        "shard",
+        "train",
+        "collapse",
+        "evaluate",
+        "report",
+        "predict",
+        "merge-predictions",
+        "study",
+    ),
     "Look before and while it runs": ("config", "presets", "watch", "monitor", "doctor"),
     "Jobs on a cluster": ("submit", "status", "logs", "stop", "list", "render"),
     "Kubeflow Pipelines": ("compile", "pipeline upload", "pipeline run", "pipeline schedule"),
@@ -65,7 +75,15 @@ podscale predict runs/digits photos more.tar --out rows.csv --html sheet.html
 find photos -name '*.jpg' | podscale predict runs/digits - --top 1
 ```
 
-Exits with 1 if an image has no prediction; its row has the reason. See [predictions](../how-to/predict.md).""",
+Exits with 1 if an image has no prediction; its row has the reason. With `--part`, exits with 0 when all rows of the
+part are written. See [predictions](../how-to/predict.md).""",
+    "merge-predictions": """```
+podscale predict runs/digits photos --part 0/2 --out parts
+podscale predict runs/digits photos --part 1/2 --out parts
+podscale merge-predictions parts --out rows.csv
+```
+
+Exits with 1 if an image has no prediction. Nothing is deleted.""",
     "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90

@@ -45,6 +45,7 @@ RUN_FILES = (
     ),
     FileRow("model/README.md", "report", "Model card."),
     FileRow("predictions.safetensors", "evaluate", "One row for each validation image (below)."),
+    FileRow("predicted/*", "pods of `--stage predict`", "Rows of any images, and a folder with their parts.", False),
     FileRow("evaluation.json", "evaluate", "Scores of the model (below)."),
     FileRow("ensemble/*", "evaluate", "Predictions of each member and combination, and `passes.json`.", False),
     FileRow("report.html", "report", "Report: one page without remote assets."),

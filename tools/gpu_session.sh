@@ -7,9 +7,10 @@
 #
 # PYTHON: interpreter with torch and torchvision.
 # WHEELS: folder of wheels for the other packages (PACKAGES below), for machines without a package index. Fill it
-#   elsewhere: tools/gpu_session.sh download FOLDER --python-version 3.12 --platform manylinux_2_28_x86_64
+#   elsewhere: tools/gpu_session.sh download FOLDER --python-version 3.12
 # IMAGES: archive or folder of JPEGs, for the rows with real images.
 # TESTS=0: skip the tests.
+# REHEARSE=1: go on if something is missing, for example a GPU.
 # SWEEP: series of the sweep, default gpu.
 # Further arguments go to `podscale bench train`.
 set -u
@@ -21,7 +22,9 @@ PACKAGES='annotated-doc annotated-types fsspec iniconfig markdown-it-py mdurl nu
   typing-inspection xxhash'
 if [ "${1:-}" = download ]; then
   # shellcheck disable=SC2086 # words
-  exec "${PYTHON:-python3}" -m pip download -q --no-deps --only-binary :all: --dest "$2" "${@:3}" $PACKAGES
+  # Each platform is named, because pip takes wheels of exactly these.
+  exec "${PYTHON:-python3}" -m pip download -q --no-deps --only-binary :all: --dest "$2" "${@:3}" \
+    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 $PACKAGES
 fi
 OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TESTS=${TESTS:-1} SWEEP=${SWEEP:-gpu}
 SECONDS=0
@@ -41,6 +44,13 @@ if ! "$PYTHON" -c 'import podscale.pipelines' 2>/dev/null; then
   PYTHONPATH=$links:$PYTHONPATH
 fi
 export PYTHONPATH=${PYTHONPATH%:}
+
+# What is missing first, by name: a session without it finds little.
+# shellcheck disable=SC2086 # words
+if ! "$PYTHON" tools/gpu_session_checks.py "$OUT" $PACKAGES 2>&1 | tee "$OUT/gpu-checks.txt" ||
+  [ "${PIPESTATUS[0]}" != 0 ]; then
+  [ "${REHEARSE:-}" = 1 ] || exit 2
+fi
 podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
 left() { echo $((LIMIT - SECONDS)); }
 

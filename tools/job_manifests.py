@@ -12,6 +12,7 @@ from pathlib import Path
 
 from podscale import config
 from podscale.cli.documents import parse_stages, render_stages
+from podscale.cli.predict_job import PredictionOptions, render_prediction
 from podscale.kubernetes.render.common import to_yaml
 from podscale.pipelines import presets
 
@@ -24,6 +25,7 @@ JAX = ("train.engine=jax", "launch.image=podscale-tpu:latest")
 GPU = ("launch.image=podscale-gpu:latest",)
 ONE_RANK = ("launch.processes=1", "launch.nodes=1", "launch.resources.cpus=0", "launch.resources.memory_gib=0")
 """Changes to a preset for machines with eight GPUs: on TPUs the number of machines follows from the slice."""
+NO_PREDICTION = PredictionOptions()
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,21 @@ class Case:
     backend: str
     changes: tuple[str, ...] = ()
     stage: str = "train"
+    prediction: PredictionOptions = NO_PREDICTION
 
     @property
     def command(self) -> str:
         options = [option for change in (*VOLUME, *self.changes) for option in ("--set", change)]
         stage = ["--stage", self.stage] if self.stage != "train" else []
-        return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *options])
+        images = [word for image in self.prediction.images or () for word in ("--images", image)]
+        numbers = {"--parts": self.prediction.parts, "--parallel": self.prediction.parallel}
+        images += [word for name, number in numbers.items() if number is not None for word in (name, str(number))]
+        return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *images, *options])
 
     def render(self) -> str:
         document = config.load(presets.resolve_preset(self.preset), (*VOLUME, *self.changes))
+        if (job := self.prediction.job(self.stage)) is not None:
+            return f"# {self.command}\n{to_yaml(render_prediction(document, job, from_cluster=False))}"
         return f"# {self.command}\n{to_yaml(render_stages(document, parse_stages(self.stage), self.backend))}"
 
 
@@ -56,6 +64,10 @@ def cases() -> list[Case]:
     cases.append(Case("digits.jax.jobset.yaml", "digits", "jobset", (*two, *JAX)))
     cases += [Case(f"digits.{stage}.yaml", "digits", "job", two, stage) for stage in ("shard", "evaluate", "report")]
     cases.append(Case("digits.elastic.yaml", "digits", "pytorchjob", ("launch.nodes=2", "launch.cluster.min_nodes=1")))
+    images = PredictionOptions(images=["/workspace/photos", "gs://bucket/more.tar"], parts=8, parallel=4)
+    cases.append(Case("digits.predict.yaml", "digits", "job", two, "predict", images))
+    l4 = ("launch.hardware=nvidia-l4", "launch.processes=1", *GPU)
+    cases.append(Case("digits.predict-gpu.yaml", "digits", "job", l4, "predict", images))
     cases += _gpus() + _tpus()
     return cases
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, Set, expand_option_groups
+from podscale.cli.predict_job import PredictionOptions, render_prediction
 from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.pipelines.presets import CHART_CLAIM, CHART_WORKSPACE
@@ -105,11 +106,14 @@ def render(
         str | None,
         typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: by the document or the hardware."),
     ] = None,
-    stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them.")] = "train",
+    stage: Annotated[
+        str, typer.Option(help="shard, train, evaluate, report, or all of them; or predict, with --images.")
+    ] = "train",
     defaults: Defaults = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
     *,
     cluster: ClusterOptions,
+    prediction: PredictionOptions,
 ) -> None:
     """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`.
 
@@ -118,9 +122,13 @@ def render(
     from podscale.kubernetes.render.common import to_yaml
 
     config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
-    stages = parse_stages(stage)
-    check_policy(config, defaults, stages)
-    text = comment + to_yaml(render_stages(config, stages, backend))
+    if (job := prediction.job(stage)) is not None:
+        manifests = render_prediction(config, job, from_cluster=defaults == CLUSTER_DEFAULTS)
+    else:
+        stages = parse_stages(stage)
+        check_policy(config, defaults, stages)
+        manifests = render_stages(config, stages, backend)
+    text = comment + to_yaml(manifests)
     _print_problems(config)
     if output is None:
         sys.stdout.write(text)

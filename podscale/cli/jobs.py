@@ -21,6 +21,7 @@ from podscale.cli.options import (
     complete_run,
     expand_option_groups,
 )
+from podscale.cli.predict_job import PredictionOptions, submit_prediction
 from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.pipelines import presets
 from podscale.util.formatting import format_duration, printable
@@ -38,7 +39,7 @@ app = typer.Typer()
 
 PHASE_STYLES = {"succeeded": "green", "running": "green", "failed": "bold red", "gone": "dim", "stopped": "yellow"}
 
-Stage = Annotated[str | None, typer.Option(metavar="STAGE", help="shard, train, evaluate or report.")]
+Stage = Annotated[str | None, typer.Option(metavar="STAGE", help="shard, train, evaluate, report or predict.")]
 RunOrId = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Id of the run, or its document or preset.", autocompletion=complete_run),
@@ -51,10 +52,13 @@ def submit(
     document: Run = None,
     changes: Set = [],
     *,
-    stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them in turn.")] = "all",
+    stage: Annotated[
+        str, typer.Option(help="shard, train, evaluate, report, or all of them in turn; or predict, with --images.")
+    ] = "all",
     shard_set: ShardSetLocation = None,
     defaults: ClusterDefaults = "cluster",
     cluster: ClusterOptions,
+    prediction: PredictionOptions,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or return once it is submitted.")
     ] = True,
@@ -72,6 +76,10 @@ def submit(
     from podscale.kubernetes.look_ahead import check_before_submit
     from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
+    if (job := prediction.job(stage)) is not None:
+        config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
+        submit_prediction(config, job, wait=wait, dry_run=dry_run, stop_on_signal=stop_on_signal)
+        return
     stages = parse_stages(stage)
     if len(stages) > 1 and not (wait or dry_run):
         hint = "Submit one at a time: --stage shard, then --stage train ..."
@@ -116,7 +124,7 @@ def status(run: RunOrId, stage: Stage = None, *, cluster: ClusterOptions, as_jso
 def logs(
     run: RunOrId,
     *,
-    stage: Annotated[str, typer.Option(help="shard, train, evaluate or report.")] = "train",
+    stage: Annotated[str, typer.Option(help="shard, train, evaluate, report or predict.")] = "train",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job has ended.")] = False,
     pod: Annotated[str | None, typer.Option(metavar="NAME", help="Pod to read instead of that of rank 0.")] = None,
     cluster: ClusterOptions,

@@ -1,18 +1,20 @@
 """Command `predict`: classes of any images by a trained model."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.errors import ExitCode
+from podscale.errors import ExitCode, InputError
+from podscale.util.formatting import format_count
 from podscale.util.progress_reports import ProgressReporter, ignore_progress
 from podscale.util.terminal import ProgressLine
 
 if TYPE_CHECKING:
-    from podscale.prediction.predictor import Predictor
+    from podscale.prediction.predictor import PredictOptions, Predictor
     from podscale.prediction.summary import PredictionSummary
 
 app = typer.Typer()
@@ -30,7 +32,9 @@ def predict(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write to FILE.jsonl, .csv or .parquet instead of standard output."),
+        typer.Option(
+            metavar="FILE", help="Write to FILE.jsonl, .csv or .parquet instead of standard output; a folder of --part."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with pictures.")] = None,
     top: Annotated[int, typer.Option(help="Classes of each image.", min=1)] = 5,
@@ -47,19 +51,36 @@ def predict(
     plain: Annotated[
         bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
     ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDEX/COUNT",
+            help="Predict one part of the images, from 0/COUNT, into the folder --out; `merge-predictions` joins them.",
+        ),
+    ] = None,
+    merge: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --part: also join all parts in FILE, if this is the last of them."),
+    ] = None,
 ) -> int:
     """Predict the classes of any images by a trained model, one row an image."""
     from podscale.prediction import contact_sheet, writers
     from podscale.prediction.predictor import PredictOptions, Predictor
     from podscale.prediction.summary import PredictionSummary
 
+    options = PredictOptions(
+        top=top, batch=batch, limit=limit, processes=processes, convert=convert, calibrate=not plain
+    )
+    if part is not None:
+        if html is not None:
+            raise InputError("a part has no page", field="--html", got=str(html), hint="Leave it out.")
+        return _predict_part(model, images, options, part, out, merge)
+    if merge is not None:
+        raise InputError("only parts are joined", field="--merge", got=str(merge), hint="Use --out, or add --part.")
     if out is not None:
         writers.check_output(out)
     if html is not None:
         writers.check_directory(html, "--html")
-    options = PredictOptions(
-        top=top, batch=batch, limit=limit, processes=processes, convert=convert, calibrate=not plain
-    )
     predictor = Predictor.open(model, images, options)
     summary = PredictionSummary(predictor, pictures=html is not None)
     _write_rows(predictor, summary, out)
@@ -67,6 +88,51 @@ def predict(
     if html is not None:
         contact_sheet.write_contact_sheet(summary, html)
     return int(ExitCode.FAILED if summary.failures else ExitCode.DONE)
+
+
+@app.command("merge-predictions")
+def merge_predictions(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of `predict --part`, with all parts.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write to FILE.jsonl, .csv or .parquet.")],
+) -> int:
+    """Join the parts of a prediction in one file, equal to that of one process. Missing parts are refused."""
+    from podscale.prediction import writers
+    from podscale.prediction.merge_parts import merge_parts
+
+    writers.check_output(out)
+    counts = merge_parts(folder, out)
+    print(counts.to_text(), file=sys.stderr)
+    return int(ExitCode.FAILED if counts.failures else ExitCode.DONE)
+
+
+def _predict_part(
+    model: str, images: Sequence[str], options: "PredictOptions", text: str, folder: Path | None, merged: Path | None
+) -> int:
+    """Predict a part into its folder. It is done when all its rows are written, also rows of broken images."""
+    from podscale.prediction import parts
+    from podscale.prediction.image_inputs import STANDARD_INPUT, standard_input_lines
+    from podscale.prediction.merge_parts import merge_parts
+    from podscale.prediction.predictor import Predictor
+    from podscale.prediction.writers import check_output
+
+    part = parts.parse_part(text)
+    if folder is None:
+        raise InputError("a part needs a folder", field="--out", hint="Name the folder of all parts.")
+    lines = parts.SpooledLines(standard_input_lines()) if STANDARD_INPUT in images else ()
+    predictor = Predictor.open(model, images, options, lines)
+    parts.open_folder(folder)
+    if merged is not None:
+        check_output(merged, "--merge")  # beside the folder, as a rule, so it was just made
+    line = ProgressLine(sys.stderr)
+    try:
+        manifest, found = parts.predict_part(predictor, part, folder, line)
+    finally:
+        line.clear()
+    rows = f"{format_count(manifest.rows, 'row')} of {format_count(manifest.identity['images'], 'image')}"
+    print(f"{part.name}: {rows}{', predicted before' if found else ''}", file=sys.stderr)
+    if merged is not None and not parts.missing_parts(folder, part.count):
+        print(f"{merged}: {merge_parts(folder, merged).to_text()}", file=sys.stderr)
+    return int(ExitCode.DONE)
 
 
 def _write_rows(predictor: "Predictor", summary: "PredictionSummary", out: Path | None) -> None:

@@ -39,6 +39,8 @@ RANKS = ("slice", "column", "row", "group_column", "group_row")
 """Axes of the ranks of the sample order: a rank is one device, or several that share images."""
 DEVICES = (*RANKS, *SPATIAL)
 REPLICATED = PartitionSpec()
+GPU_PLATFORMS = ("gpu", "cuda", "rocm")
+"""Platforms of JAX's devices that are GPUs: `gpu` on a host, `cuda` and `rocm` of described ones."""
 
 AxisNames = tuple[str, ...]
 """Names of axes of the mesh that are used as one; the last varies fastest."""
@@ -60,13 +62,18 @@ class DevicePosition(NamedTuple):
     core: int = 0
 
 
+def is_on_torus(device: Any) -> bool:
+    """Return True for a TPU: the coordinates and slices of a GPU are those of its host, without links along them."""
+    is_gpu = getattr(device, "platform", None) in GPU_PLATFORMS
+    return getattr(device, "coords", None) is not None and not is_gpu
+
+
 def device_position(device: Any, node: int, index: int) -> DevicePosition:
     """Return the position of a jax device, which has this index on its node."""
+    if not is_on_torus(device):
+        return DevicePosition(0, index, node)
     slice_number = getattr(device, "slice_index", None) or 0
-    coordinates = getattr(device, "coords", None)
-    if coordinates is None:
-        return DevicePosition(slice_number, index, node)
-    x, y, z = coordinates
+    x, y, z = device.coords
     return DevicePosition(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
 
 
@@ -162,8 +169,7 @@ def build_mesh(
         node = device.process_index // processes_per_node
         positions.append(device_position(device, node, seen[node]))
         seen[node] += 1
-    on_torus = getattr(devices[0], "coords", None) is not None
-    mesh = arrange_devices(devices, plan_grid(positions, row), group, parts, on_torus=on_torus)
+    mesh = arrange_devices(devices, plan_grid(positions, row), group, parts, on_torus=is_on_torus(devices[0]))
     for sharers in mesh.devices.reshape(-1, prod(parts)):
         if len({device.process_index for device in sharers}) > 1:
             raise InputError(

@@ -73,7 +73,17 @@ def check_stages(
     policy = find_cluster_policy(api)
     if policy is None:
         return False
-    specs = [build_job_spec(config, stage, shard_set) for stage in stages]
+    return check_specs(api, [build_job_spec(config, stage, shard_set) for stage in stages], policy)
+
+
+def check_specs(api: ClusterClient, specs: Sequence[JobSpec], policy: ClusterPolicy | None = None) -> bool:
+    """Raise one InputError that lists what the policy of the namespace refuses in these jobs.
+
+    Returns False if the namespace has no policy.
+    """
+    policy = policy or find_cluster_policy(api)
+    if policy is None:
+        return False
     _raise_refusals([error for spec in specs for error in job_refusals(policy, spec)], api.namespace)
     return True
 
@@ -97,9 +107,10 @@ def job_refusals(policy: ClusterPolicy, spec: JobSpec) -> Iterator[InputError]:
     if policy.security == "restricted" and spec.security_mode != "restricted":
         yield _refusal(policy, "launch.cluster.security", spec.security_mode, policy.security)
     if policy.max_accelerators is not None and accelerators_of(policy, spec) > policy.max_accelerators:
-        has_nodes = spec.hardware.hosts == 1 and spec.nodes > 1
-        option, got = ("launch.nodes", spec.nodes) if has_nodes else ("launch.hardware", spec.hardware.name)
-        counted = f"{spec.nodes} x {spec.resources.accelerators}"
+        has_nodes = spec.hardware.hosts == 1 and spec.pods > 1
+        nodes_option = "--parallel" if spec.parts else "launch.nodes"
+        option, got = (nodes_option, spec.pods) if has_nodes else ("launch.hardware", spec.hardware.name)
+        counted = f"{spec.pods} x {spec.resources.accelerators}"
         allowed = f"at most {policy.max_accelerators} accelerators in a job, and this one has {counted}"
         yield _refusal(policy, option, got, allowed)
     hours = spec.time_limit_seconds / SECONDS_PER_HOUR
@@ -111,7 +122,7 @@ def accelerators_of(policy: ClusterPolicy, spec: JobSpec) -> int:
     """Return the number of the job's accelerators that the policy counts."""
     if spec.resources.resource not in policy.accelerator_resources:
         return 0
-    return spec.nodes * spec.resources.accelerators
+    return spec.pods * spec.resources.accelerators
 
 
 def _image_refusals(policy: ClusterPolicy, option: str, image: str) -> list[InputError]:

@@ -19,6 +19,8 @@ from podscale.util.locations import Location
 from podscale.version import VERSION
 
 SecurityMode = Literal["restricted", "privileged"]
+JobStage = StageName | Literal["predict"]
+"""Stage of a job; predictions are no stage of a run, because there may be any number of them."""
 
 METRICS_PORT = 9464
 """Port of the pods' metrics; the container port is named `metrics`."""
@@ -58,10 +60,12 @@ class JobSpec:
         cache_path: Directory in the pods for remote shards; None without a cache.
         grace_seconds: Time from the stop request to the kill.
         pipeline: A pipeline task launches the job.
+        parts: Parts of a prediction, each by a pod of its own; 0 for other stages.
+        parallel: Pods of a prediction at the same time.
     """
 
     run: str
-    stage: StageName
+    stage: JobStage
     identity: str
     document: str
     shard_set: str
@@ -83,6 +87,8 @@ class JobSpec:
     grace_seconds: float = 60.0
     time_limit_seconds: int = 0
     pipeline: bool = False
+    parts: int = 0
+    parallel: int = 0
 
     @property
     def name(self) -> str:
@@ -94,9 +100,14 @@ class JobSpec:
         return self.nodes * self.processes_per_node
 
     @property
+    def pods(self) -> int:
+        """Pods at the same time."""
+        return self.parallel or self.nodes
+
+    @property
     def needs_accelerators(self) -> bool:
         """True if the pods need the hardware of the document; otherwise they run on any node."""
-        return self.stage in ("train", "evaluate")
+        return self.stage in ("train", "evaluate", "predict")
 
     @property
     def selector(self) -> dict[str, str]:

@@ -54,6 +54,13 @@ def _missing_operator_error(config: RunConfig, stage: StageName, missing: KindNo
     )
 
 
+def check_objects(api: ClusterClient, config: RunConfig) -> None:
+    """Raise InputError, or InputErrors for several, if the namespace lacks what a job on the hardware refers to."""
+    check_namespace_exists(api)
+    if errors := list(_object_errors(api, config, STAGES_WITH_RANKS)):
+        raise combine_errors(errors, "this job cannot be submitted")
+
+
 def _object_errors(api: ClusterClient, config: RunConfig, stages: Sequence[StageName]) -> Iterator[InputError]:
     """Yield the error of each object that the document names and the namespace lacks."""
     for required in required_objects(api, config, queued=bool(set(stages) & set(STAGES_WITH_RANKS))):

@@ -13,7 +13,7 @@ from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
 from podscale.kubernetes.cluster_policy import check_stages
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
-from podscale.kubernetes.job_spec import START_ANNOTATION, JobSpec, build_job_spec, is_pipeline_job
+from podscale.kubernetes.job_spec import START_ANNOTATION, JobSpec, JobStage, build_job_spec, is_pipeline_job
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import OnStarted, WaitLimits, wait_for_job
 from podscale.kubernetes.pipeline_run import find_pipeline_run
@@ -48,7 +48,7 @@ def choose_job_kind(api: ClusterClient, spec: JobSpec, backend: str) -> str:
 class JobResult:
     """Result of a stage on the cluster: exit code of the stage, and its error."""
 
-    stage: StageName
+    stage: JobStage
     exit_code: int
     error: str = ""
     reused: bool = False
@@ -88,18 +88,30 @@ def run_stage(
     pipeline_run = find_pipeline_run(api) if pipeline else None
     if pipeline_run is not None and pipeline_run.owner is not None:
         manifests.job["metadata"]["ownerReferences"] = [pipeline_run.owner]
-    submission = _submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
+    submission = submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
+    on_started = _job_start_writer(api, config, stage, pipeline=pipeline)
+    return follow_job(
+        api, submission, stage, printer, stop_on_signal=stop_on_signal, limits=limits, on_started=on_started
+    )
+
+
+def follow_job(
+    api: ClusterClient,
+    submission: Submission,
+    stage: JobStage,
+    printer: "LinePrinter",
+    *,
+    stop_on_signal: bool = False,
+    limits: WaitLimits | None = None,
+    on_started: OnStarted = lambda start, leader: None,
+) -> JobResult:
+    """Wait until a submitted job ends, print its log, and return its result; the arguments are those of run_stage."""
     job = submission.job
     if submission.action == "finished":
         return JobResult(stage, int(ExitCode.DONE), reused=True)
     with _handle_signal(api, job, printer, stop=stop_on_signal):
         state = wait_for_job(
-            api,
-            job,
-            print_line=printer.line,
-            notify=printer.notify,
-            limits=limits,
-            on_started=_job_start_writer(api, config, stage, pipeline=pipeline),
+            api, job, print_line=printer.line, notify=printer.notify, limits=limits, on_started=on_started
         )
     return _job_result(stage, state)
 
@@ -109,12 +121,13 @@ def submit_stage(
 ) -> Submission:
     """Render and submit the job of a stage, and report the result."""
     manifests = build_manifests(api, config, stage, shard_set)
-    return _submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
+    return submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
 
 
-def _submit_manifests(
+def submit_manifests(
     api: ClusterClient, manifests: JobManifests, printer: "LinePrinter", check: Callable[[], object]
 ) -> Submission:
+    """Submit a job, and report the result."""
     submission = submit_job(api, manifests, printer.notify, check)
     results = {
         "created": "submitted",
@@ -186,7 +199,7 @@ def _job_start_writer(api: ClusterClient, config: RunConfig, stage: StageName, *
     return leave
 
 
-def _job_result(stage: StageName, state: JobState) -> JobResult:
+def _job_result(stage: JobStage, state: JobState) -> JobResult:
     if state.phase == "succeeded":
         return JobResult(stage, int(ExitCode.DONE))
     if state.is_permanent or state.stage_exit is None:

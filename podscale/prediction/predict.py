@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from podscale.prediction.image_inputs import iter_items
+from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.model import build_classifier
 from podscale.prediction.predictor import PredictedItem, Prediction, PredictOptions, Predictor
 from podscale.prediction.processes import predict_on_processes
@@ -31,9 +31,10 @@ def predict(
     return (prediction for _, prediction in predicted_items(predictor))
 
 
-def predicted_items(predictor: Predictor) -> Iterator[PredictedItem]:
-    """Yield every image with its prediction, in order."""
-    items = itertools.islice(iter_items(predictor.inputs), predictor.options.limit)
+def predicted_items(predictor: Predictor, items: Iterator[ImageItem] | None = None) -> Iterator[PredictedItem]:
+    """Yield every image with its prediction, in order; with `items`, those of the predictor's images."""
+    if items is None:
+        items = itertools.islice(iter_items(predictor.inputs), predictor.options.limit)
     chunks = iter(lambda: list(itertools.islice(items, predictor.batch)), [])
     if predictor.processes == 1:
         results = predictor.predict_chunks(build_classifier(predictor.model), chunks)

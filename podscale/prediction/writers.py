@@ -95,14 +95,14 @@ class ParquetWriter:
             self._rows = []
 
 
-def check_output(path: Path) -> None:
-    """Raise InputError if predictions cannot be written to `path`."""
+def check_output(path: Path, option: str = "--out") -> None:
+    """Raise InputError if predictions cannot be written to `path`, the value of an option."""
     if path.suffix not in SUFFIXES:
-        raise InputError("unknown kind of file", field="--out", got=str(path), hint=f"Use {', '.join(SUFFIXES)}.")
+        raise InputError("unknown kind of file", field=option, got=str(path), hint=f"Use {', '.join(SUFFIXES)}.")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         hint = "Run `pip install pyarrow`, or write .jsonl or .csv."
-        raise InputError("Parquet needs pyarrow, which is not installed", field="--out", got=str(path), hint=hint)
-    check_directory(path, "--out")
+        raise InputError("Parquet needs pyarrow, which is not installed", field=option, got=str(path), hint=hint)
+    check_directory(path, option)
 
 
 def check_directory(path: Path, option: str) -> None:

@@ -73,6 +73,8 @@ class RunDirectory:
     """Final model: model.safetensors, model.json, README.md (the model card)."""
     predictions = RunFile("predictions.safetensors")
     """One row per validation sample (see podscale.runs.predictions)."""
+    predicted = RunFile("predicted")
+    """Predictions of jobs: a folder of parts and their rows for each (see podscale.kubernetes.predict_job)."""
     evaluation = RunFile("evaluation.json")
     ensemble = RunFile("ensemble")
     """Predictions of models evaluated together, and `mean`, the model of their mean weights."""

@@ -26,7 +26,7 @@ def test_without_locks_there_is_no_policy() -> None:
     ("values", "texts"),
     [
         ({"policy": {"admission": {"enabled": True}}}, ["policy.admission.enabled", "policy.images"]),
-        ({"policy": {"images": ["other.example"]}}, ["policy.images", "podscale-base:0.1.0", "images.train"]),
+        ({"policy": {"images": ["other.example"]}}, ["policy.images", "podscale-base:0.2.0", "images.train"]),
         ({"policy": {"images": ["bad image"]}}, ["/policy/images/0", "bad image"]),
         ({"policy": {"images": ["registry.example/"]}}, ["/policy/images/0"]),
         ({"policy": {"security": "baseline"}}, ["/policy/security", "restricted"]),

@@ -99,7 +99,7 @@ def test_defaults_are_part_of_a_run_document(objects: list[dict[str, Any]], tmp_
 def test_defaults_name_the_objects_of_the_chart() -> None:
     defaults = helm.defaults(helm.template(None, EVERYTHING | {"defaults": {"launch": {"hardware": "nvidia-l4"}}}))
     assert defaults["run"] == {"workspace": CHART_WORKSPACE}
-    assert defaults["launch"]["image"] == "registry.example/podscale/podscale-base:0.1.0"
+    assert defaults["launch"]["image"] == "registry.example/podscale/podscale-base:0.2.0"
     assert defaults["launch"]["hardware"] == "nvidia-l4"
     assert defaults["launch"]["cluster"] == {
         "namespace": "podscale",

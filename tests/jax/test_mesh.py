@@ -77,8 +77,11 @@ def test_without_a_torus_rows_are_nodes() -> None:
     assert plan_grid([device_position(device, n // 2, n % 2) for n, device in enumerate(devices)]).tolist() == [
         [[0, 1], [2, 3]]
     ]
-    tpu = SimpleNamespace(process_index=7, coords=[1, 2, 0], core_on_chip=1, slice_index=3)
+    tpu = SimpleNamespace(platform="tpu", process_index=7, coords=[1, 2, 0], core_on_chip=1, slice_index=3)
     assert device_position(tpu, 0, 0) == DevicePosition(3, 1, 2, 0, 1)
+    # As PJRT describes GPUs: partition, host and index.
+    gpu = SimpleNamespace(platform="gpu", process_index=1, coords=[1, 0, 5], core_on_chip=None, slice_index=1)
+    assert device_position(gpu, 1, 5) == DevicePosition(0, 5, 1)
 
 
 @pytest.mark.parametrize("processes_per_node", [1, 8])

@@ -75,7 +75,7 @@ def test_documented_commands_parse(page: Path) -> None:
 
 
 def test_commands_are_found_and_wrong_ones_refused() -> None:
-    page = "```\npodscale a \\\n  b\n```\n\n```text\npodscale 0.1.0\n```\n\nand `podscale c\nd`\n"
+    page = "```\npodscale a \\\n  b\n```\n\n```text\npodscale 0.2.0\n```\n\nand `podscale c\nd`\n"
     assert [" ".join(line.split()) for line in documented(page)] == ["podscale a b", "podscale c d"]
     found = [arguments(line) for page in PAGES for line in documented(page.read_text(encoding="utf-8"))]
     assert len([words for words in found if words]) > 60

@@ -1,9 +1,12 @@
 """tools/gpu_session.sh: its packages suffice beside torch, and a test file that hangs ends with a summary."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "gpu_session.sh"
@@ -83,9 +86,55 @@ def test_a_file_that_does_not_end_still_has_a_summary(tmp_path: Path) -> None:
         (tests / f"test_{name}.py").write_text(text, encoding="utf-8")
     function = re.search(r"^tests\(\) \{.*?^\}", SCRIPT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert function is not None
-    shortened = function.group().replace('"$((limit < 300 ? limit : 300))"', "6")
+    shortened = function.group().replace('"$((limit < 300 ? limit : 300))"', "20")
     assert shortened != function.group()
     script = f"set -u; OUT={tmp_path} PYTHON={sys.executable} PYTHONPATH=\n{shortened}\ntests 100 'not compiled'"
     subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
     summaries = re.findall(r"\d passed", (tmp_path / "gpu-tests.txt").read_text(encoding="utf-8"))
     assert summaries == ["2 passed", "1 passed", "2 passed"]
+
+
+def checks(python: Path | str, *packages: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    command = [str(python), str(ROOT / "tools" / "gpu_session_checks.py"), "/tmp", *packages]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, check=False)
+
+
+def test_what_a_bare_interpreter_misses_is_printed_and_nothing_starts(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    done = checks(tmp_path / "bare" / "bin" / "python", "typer", "numpy")
+    assert done.returncode == 2
+    for text in (
+        "MISSING  torch and torchvision: not installed in ",
+        "MISSING  packages: not installed: typer numpy. Set WHEELS to a folder",
+        "note  gcc: no C compiler on the path. Install gcc and python3-dev (Debian)",
+        "MISSING  driver: ",
+    ):
+        assert text in done.stdout
+    environment = {**os.environ, "PYTHON": str(tmp_path / "bare" / "bin" / "python"), "OUT": str(tmp_path / "out")}
+    session = subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
+    assert session.returncode == 2
+    assert "Traceback" not in session.stdout + session.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["gpu-checks.txt"]
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "found", "returncode"),
+    [
+        ("0, 80000, 81559", 0, "", 0),
+        ("0, 80000, 81559\n1, 100, 81559", 0, "note  GPU memory: GPU 1 has 100 of 81559 MiB free", 0),
+        ("0, [N/A], [N/A]", 0, "", 0),
+        ("NVIDIA-SMI has failed", 9, "MISSING  driver: nvidia-smi fails: NVIDIA-SMI has failed", 2),
+        ("", 0, "MISSING  driver: nvidia-smi fails: it printed nothing", 2),
+    ],
+)
+def test_the_driver_and_the_memory_of_each_gpu_are_looked_at(
+    tmp_path: Path, output: str, code: int, found: str, returncode: int
+) -> None:
+    for name, text in {"nvidia-smi": f"printf '%s' '{output}'; exit {code}", "gcc": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    done = checks(sys.executable, "numpy", path=str(tmp_path))
+    assert done.returncode == returncode, done.stdout + done.stderr
+    assert found in done.stdout
+    if not found:
+        assert not re.search(r"driver|GPU memory|gcc|packages|torch", done.stdout)

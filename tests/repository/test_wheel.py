@@ -1,38 +1,63 @@
-"""The installed wheel is complete: it runs the embedded digits outside of the checkout."""
+"""Files of a release: they are complete, and the wheel runs the embedded digits outside of the checkout."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
+from podscale.version import RELEASE
+from tools import distribution
+
 ROOT = Path(__file__).resolve().parents[2]
+INSTALL_PAGE = ROOT / "docs" / "how-to" / "install.md"
+CONTRIBUTORS_EXTRAS = {"dev", "docs"}
+SOURCES = {"podscale": "podscale", "components": "podscale/components", "pipelines": "podscale/pipelines"}
+"""Folders of the repository whose files are in the wheel, with their folder there."""
+GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
 
 
 @pytest.fixture(scope="module")
-def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory bin of a new environment with the wheel and the dependencies of this environment."""
-    place = tmp_path_factory.mktemp("wheel")
-    source = place / "source"
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy of the checkout as a git repository of one commit, the release."""
+    source = tmp_path_factory.mktemp("release") / "source"
     shutil.copytree(ROOT, source, ignore=_not_source)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(place),
-        str(source),
-    ]
-    subprocess.run(build, check=True)
-    wheel = next(place.glob("podscale-*.whl"))
-    environment = place / "env"
+    commit(source, tag=f"v{RELEASE}")
+    return source
+
+
+@pytest.fixture(scope="module")
+def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the files of the release."""
+    folder = tmp_path_factory.mktemp("dist")
+    distribution.build(folder, source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("podscale-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        return message_from_bytes(archive.read(f"podscale-{RELEASE}.dist-info/METADATA"))
+
+
+@pytest.fixture(scope="module")
+def wheel_environment(dist: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory bin of a new environment with the wheel, its extras, and the dependencies of this environment."""
+    environment = tmp_path_factory.mktemp("wheel") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
@@ -40,33 +65,82 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # the checkout stays invisible, so what runs is the wheel alone.
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *_shared_site_directories()}
     (Path(site.strip()) / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True)
+    # pip finds the requirements of these extras installed, or fails, since it has no index.
+    extras = "torch,timm,hub,cluster,containers"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index"]
+    subprocess.run([*install, "--find-links", str(dist), f"podscale[{extras}]=={RELEASE}"], check=True)
     return environment / "bin"
 
 
 def _not_source(folder: str, names: list[str]) -> set[str]:
     """Return the entries of a checkout that are not source; runs/ and datasets/ are products only at its top."""
+    kept = {".gitignore", ".gitattributes", ".git_archival.txt"}
     hidden = {name for name in names if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"}
-    return hidden | ({"runs", "datasets", "build"} if Path(folder) == ROOT else set())
+    return hidden - kept | ({"runs", "datasets", "build", "dist", "site"} if Path(folder) == ROOT else set())
 
 
 def _shared_site_directories() -> set[str]:
     return {path for path in sys.path if path.endswith("site-packages")}
 
 
-@pytest.mark.slow
-def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
+def commit(folder: Path, tag: str | None = None) -> None:
+    """Commit the files of a folder, and tag the commit."""
+    subprocess.run([*GIT, "init", "-q", str(folder)], check=True)
+    subprocess.run([*GIT, "-C", str(folder), "add", "-A"], check=True)
+    subprocess.run([*GIT, "-C", str(folder), "commit", "-q", "--allow-empty", "-m", "c"], check=True)
+    if tag is not None:
+        subprocess.run([*GIT, "-C", str(folder), "tag", tag], check=True)
+
+
+def outside(tmp_path: Path, *command: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command in an empty folder, without the checkout on Python's path."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    where = subprocess.check_output(
-        [wheel_environment / "python", "-c", "import podscale.pipelines; print(podscale.pipelines.__file__)"],
-        cwd=tmp_path,
-        env=environment,
-        text=True,
-    )
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_has_every_data_file_and_nothing_else(source: Path, wheel: Path) -> None:
+    expected = {
+        f"{target}/{path.relative_to(source / folder)}"
+        for folder, target in SOURCES.items()
+        for path in (source / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    dashboards = (source / "charts" / "podscale" / "dashboards").glob("*.*")
+    expected |= {f"podscale/dashboards/{path.name}" for path in dashboards}
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    native = {name for name in found if name.endswith(".so")}  # compiled where a compiler was found
+    assert found - native == expected | {"podscale/_build_version.py"}
+    assert {"podscale/config/schema.json", "podscale/pipelines/presets/digits.yaml"} < found
+
+
+def test_the_source_distribution_has_the_package_and_the_chart(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tops = {name.partition("/")[0] for name in names}
+    assert {"setup.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "PKG-INFO"} < tops
+    assert {"charts/podscale/Chart.yaml", "charts/podscale/templates/NOTES.txt"} < names
+    assert not tops & {"tests", "docs", "benchmarks", "tools", "images", "requirements", "runs", ".venv"}
+
+
+def test_the_extras_are_those_that_are_documented(metadata: Message) -> None:
+    rows = re.findall(r"^\| `podscale\[(\w+(?:-\w+)*)\]` \|", INSTALL_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(metadata.get_all("Provides-Extra", [])) - CONTRIBUTORS_EXTRAS == set(rows)
+    assert len(rows) == len(set(rows))
+
+
+def test_the_wheel_installs_with_its_extras_and_has_its_version(wheel_environment: Path, tmp_path: Path) -> None:
+    where = outside(
+        tmp_path, wheel_environment / "python", "-c", "import podscale.pipelines as p; print(p.__file__)"
+    ).stdout
     assert str(wheel_environment.parent) in where
     package = Path(where.strip()).parents[1]
     assert "creativecommons.org/licenses/by/4.0" in next(package.rglob("digits.npz.license")).read_text()
+    assert outside(tmp_path, wheel_environment / "podscale", "--version").stdout == f"podscale {RELEASE}\n"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
     options = [
         "run.id=wheel",
         "launch.processes=1",
@@ -74,7 +148,21 @@ def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> N
         "train.epochs=1",
         "train.schedule.warmup_epochs=0",
     ]
-    command = [wheel_environment / "podscale", "run", *(word for option in options for word in ("--set", option))]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    settings = [word for option in options for word in ("--set", option)]
+    done = outside(tmp_path, wheel_environment / "podscale", "run", *settings)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (tmp_path / "runs" / "wheel" / "report.html").stat().st_size > 10_000
+
+
+def test_the_sbom_lists_the_locked_packages_of_the_release(dist: Path) -> None:
+    bom = json.loads((dist / f"podscale-{RELEASE}.cdx.json").read_text(encoding="utf-8"))
+    root = bom["metadata"]["component"]
+    assert (bom["bomFormat"], root["name"], root["version"]) == ("CycloneDX", "podscale", RELEASE)
+    locked = re.findall(r"^([\w.-]+)==([^ ]+)", (ROOT / "requirements" / "run.txt").read_text(), re.MULTILINE)
+    assert {(component["name"], component["version"]) for component in bom["components"]} == set(locked)
+    assert all(component["externalReferences"][0]["hashes"] for component in bom["components"])
+
+
+def test_the_checksums_name_every_file(dist: Path) -> None:
+    done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=dist, capture_output=True, check=True)
+    assert len(done.stdout.splitlines()) == len(list(dist.iterdir())) - 1 >= 3

@@ -10,6 +10,7 @@ import gzip
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,14 @@ def compile_step(config: RunConfig, topology: Topology, classes: int, steps: int
 
     `steps` is the length of the schedule. Raises InputError if the document does not fit the topology.
     """
-    mesh = mesh_for_config(config, topology_devices(topology))
+    return compile_for_devices(config, topology_devices(topology), classes, steps)
+
+
+def compile_for_devices(
+    config: RunConfig, devices: Sequence[Device], classes: int, steps: int
+) -> tuple[dict[str, Any], str]:
+    """Return the report and the program, as compile_step does, for devices that a compiler describes."""
+    mesh = mesh_for_config(config, devices)
     # Approximate if batches change by phase; positions are only constants of the program.
     samples = round(steps * config.train.global_batch / config.train.epochs)
     step = build_train_step(config, mesh, classes, step_positions(config.train, samples))
@@ -145,7 +153,7 @@ def device_memory_bytes(compiled: Any) -> dict[str, int]:
 
 def cost_analysis(compiled: Any) -> dict[str, float]:
     """Return the compiler's cost analysis of one device: operations, bytes read and written, and estimated seconds."""
-    costs = compiled.cost_analysis()
+    costs = compiled.cost_analysis() or {}  # a compiler for GPUs has none
     return {
         "flops": float(costs.get("flops", 0.0)),
         "bytes": float(costs.get("bytes accessed", 0.0)),

@@ -1,4 +1,4 @@
-"""Kubernetes Job: for stages of one pod, and for shards that several pods pack independently."""
+"""Kubernetes Job: for stages of one pod, and for shards and predictions, whose pods work independently."""
 
 from typing import Any
 
@@ -17,13 +17,12 @@ def render_plain_job(spec: JobSpec) -> common.JobManifests:
     if spec.nodes > 1 and spec.stage != "shard":
         problem = f"{spec.nodes} pods of {spec.stage} need a job that restarts them together"
         raise InputError(problem, field="launch.backend", got="job")
-    rendezvous = {"PET_NNODES": 1, "PET_NODE_RANK": 0} if spec.needs_accelerators else {}
+    rendezvous = {"PET_NNODES": 1, "PET_NODE_RANK": 0} if spec.stage in ("train", "evaluate") else {}
     environment = [pod.value_variable(name, value) for name, value in rendezvous.items()]
     body = {
         **common.ttl_after_finished(spec),
         "activeDeadlineSeconds": spec.time_limit_seconds,
-        "backoffLimit": spec.cluster.restarts,
-        **indexed_completion(spec.nodes),
+        **_completion(spec),
         "podFailurePolicy": {
             "rules": [
                 bad_input_rule(JOB_CONTAINER),
@@ -34,6 +33,14 @@ def render_plain_job(spec: JobSpec) -> common.JobManifests:
         "template": pod.pod_template(spec, JOB_CONTAINER, environment=environment, restart="Never"),
     }
     return common.JobManifests(common.job_object(spec, "job", body), (common.network_policy(spec),))
+
+
+def _completion(spec: JobSpec) -> dict[str, Any]:
+    """Return the fields for the number of pods and their failures; each part of a prediction has its own limit."""
+    if spec.parts:
+        completion = {"completionMode": "Indexed", "completions": spec.parts, "parallelism": spec.pods}
+        return {"backoffLimitPerIndex": spec.cluster.restarts, **completion}
+    return {"backoffLimit": spec.cluster.restarts, **indexed_completion(spec.nodes)}
 
 
 def indexed_completion(pods: int) -> dict[str, Any]:

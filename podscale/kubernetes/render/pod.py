@@ -227,7 +227,7 @@ def _container(
     container: dict[str, Any] = {"name": name, "image": spec.image}
     if spec.cluster.image_pull_policy:
         container["imagePullPolicy"] = spec.cluster.image_pull_policy
-    numbers = ports | _tpu_ports(spec) | ({} if spec.stage == "report" else {"metrics": METRICS_PORT})
+    numbers = ports | _tpu_ports(spec) | ({} if spec.stage in ("report", "predict") else {"metrics": METRICS_PORT})
     container |= {
         "command": gpudirect.gpudirect_command(spec),
         "env": _container_environment(spec, environment),

@@ -19,6 +19,7 @@ from podscale.errors import HangDetected, InputError
 from podscale.pytorch.software import library_versions
 from podscale.pytorch.world import TorchStore, World, join_torch_rank_group, torch_store
 from podscale.training import startup_checks
+from podscale.version import VERSION
 
 RUN = {"run": {"id": "r"}, "train": {"global_batch": 32}}
 
@@ -54,7 +55,7 @@ LIBRARIES: dict[str, tuple[Change, str]] = {
     ),
     "code": (
         lambda m: m.setattr(startup_checks, "source_hash", lambda: "0123456789abcdef"),
-        "podscale: 0.1.0 (sources 0123456789abcdef) on rank 2, ",
+        f"podscale: {VERSION} (sources 0123456789abcdef) on rank 2, ",
     ),
 }
 
