@@ -3,12 +3,12 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::crop::{Crop, Cropper};
+use crate::crop::{Crop, Cropper, Image};
 use crate::resample::Filter;
 
-/// Image of a batch.
+/// Crop of a batch.
 pub struct Job<'a> {
-    pub file: &'a [u8],
+    pub image: Image<'a>,
     pub crop: Crop,
     /// Pixels of the crop, 3 * size * size bytes.
     pub out: &'a mut [u8],
@@ -69,7 +69,7 @@ impl BatchDecoder {
 }
 
 fn run(cropper: &mut Cropper, job: &mut Job, size: usize, filter: Filter) {
-    *job.status = match cropper.decode(job.file, &job.crop, size, filter, job.out) {
+    *job.status = match cropper.run(job.image, &job.crop, size, filter, job.out) {
         Ok(()) => 0,
         Err(refusal) => refusal as u8,
     };

@@ -20,35 +20,58 @@ pub struct ColorRows {
     chroma: [Vec<u8>; 2],
 }
 
-/// Write a row of the image to `pixels`, 4 bytes a pixel.
-#[inline(always)]
-pub fn write_row<K: Kernels>(
-    header: &Header,
-    planes: &[Plane; 3],
-    memory: &mut ColorRows,
-    row: usize,
-    columns: Range<usize>,
-    pixels: &mut [u8],
-) {
-    let count = columns.len();
-    let y = &planes[0].row(row, columns.start)[..count];
-    match header.sampling {
-        Sampling::Gray => {
-            for (pixel, &value) in pixels.chunks_exact_mut(4).zip(y) {
-                pixel.copy_from_slice(&[value; 4]);
-            }
+/// Rows of an image in RGB.
+pub trait Rows {
+    /// Write some columns of a row to `pixels`, 4 bytes a pixel.
+    fn write<K: Kernels>(&self, memory: &mut ColorRows, row: usize, columns: Range<usize>, pixels: &mut [u8]);
+}
+
+/// Image of 3 bytes a pixel.
+pub struct Pixels<'a> {
+    pub bytes: &'a [u8],
+    pub width: usize,
+}
+
+impl Rows for Pixels<'_> {
+    #[inline(always)]
+    fn write<K: Kernels>(&self, _: &mut ColorRows, row: usize, columns: Range<usize>, pixels: &mut [u8]) {
+        let begin = row * self.width;
+        let source = &self.bytes[3 * (begin + columns.start)..3 * (begin + columns.end)];
+        for (pixel, rgb) in pixels.chunks_exact_mut(4).zip(source.chunks_exact(3)) {
+            pixel.copy_from_slice(&[rgb[0], rgb[1], rgb[2], 255]);
         }
-        Sampling::Full => {
-            let [cb, cr] = [1, 2].map(|number: usize| &planes[number].row(row, columns.start)[..count]);
-            K::convert(y, cb, cr, &mut pixels[..4 * count]);
-        }
-        Sampling::Half | Sampling::Quarter => {
-            for (number, chroma) in memory.chroma.iter_mut().enumerate() {
-                upsample(header, &planes[number + 1], &mut memory.sums, row, &columns, chroma);
+    }
+}
+
+/// Samples of the decoded region of a JPEG.
+pub struct Decoded<'a> {
+    pub header: &'a Header<'a>,
+    pub planes: &'a [Plane; 3],
+}
+
+impl Rows for Decoded<'_> {
+    #[inline(always)]
+    fn write<K: Kernels>(&self, memory: &mut ColorRows, row: usize, columns: Range<usize>, pixels: &mut [u8]) {
+        let count = columns.len();
+        let y = &self.planes[0].row(row, columns.start)[..count];
+        match self.header.sampling {
+            Sampling::Gray => {
+                for (pixel, &value) in pixels.chunks_exact_mut(4).zip(y) {
+                    pixel.copy_from_slice(&[value; 4]);
+                }
             }
-            let begin = columns.start % 2;
-            let [cb, cr] = [0, 1].map(|number: usize| &memory.chroma[number][begin..begin + count]);
-            K::convert(y, cb, cr, &mut pixels[..4 * count]);
+            Sampling::Full => {
+                let [cb, cr] = [1, 2].map(|number: usize| &self.planes[number].row(row, columns.start)[..count]);
+                K::convert(y, cb, cr, &mut pixels[..4 * count]);
+            }
+            Sampling::Half | Sampling::Quarter => {
+                for (number, chroma) in memory.chroma.iter_mut().enumerate() {
+                    upsample(self.header, &self.planes[number + 1], &mut memory.sums, row, &columns, chroma);
+                }
+                let begin = columns.start % 2;
+                let [cb, cr] = [0, 1].map(|number: usize| &memory.chroma[number][begin..begin + count]);
+                K::convert(y, cb, cr, &mut pixels[..4 * count]);
+            }
         }
     }
 }

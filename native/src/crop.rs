@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use crate::color::{ColorRows, write_row};
+use crate::color::{ColorRows, Decoded, Pixels, Rows};
 use crate::header::{self, Header, Sampling};
 use crate::kernels::{Kernels, Portable};
 use crate::refusal::Refusal;
 use crate::resample::{Axis, Filter, SLACK};
-use crate::scan::{Plane, Region, ScanDecoder};
+use crate::scan::{Region, ScanDecoder};
 
 /// Largest region that is decoded, pixels; the reference path has its own limits.
 const MAX_PIXELS: usize = 1 << 27;
@@ -61,6 +61,14 @@ impl RowPair {
     }
 }
 
+/// Image whose crop is wanted.
+#[derive(Clone, Copy)]
+pub enum Image<'a> {
+    Jpeg(&'a [u8]),
+    /// Decoded, 3 bytes a pixel.
+    Pixels(&'a [u8]),
+}
+
 /// Decoder of crops with its memory, which is kept between images.
 pub struct Cropper {
     has_avx2: bool,
@@ -84,10 +92,10 @@ impl Cropper {
         Cropper { has_avx2: !portable && has_avx2(), scan: ScanDecoder::default(), resizer: Resizer::default() }
     }
 
-    /// Write a crop of a JPEG to `out`, `size` x `size` pixels of 3 bytes. On a refusal `out` has no meaning.
-    pub fn decode(
+    /// Write a crop of an image to `out`, `size` x `size` pixels of 3 bytes. On a refusal `out` has no meaning.
+    pub fn run(
         &mut self,
-        file: &[u8],
+        image: Image,
         crop: &Crop,
         size: usize,
         filter: Filter,
@@ -96,13 +104,13 @@ impl Cropper {
         #[cfg(target_arch = "x86_64")]
         if self.has_avx2 {
             // SAFETY: the processor has these instructions.
-            return unsafe { decode_avx2(&mut self.scan, &mut self.resizer, file, crop, size, filter, out) };
+            return unsafe { run_avx2(&mut self.scan, &mut self.resizer, image, crop, size, filter, out) };
         }
-        decode::<Portable>(&mut self.scan, &mut self.resizer, file, crop, size, filter, out)
+        run::<Portable>(&mut self.scan, &mut self.resizer, image, crop, size, filter, out)
     }
 }
 
-/// Whether the processor has the instructions of `kernels::Avx2` and of `decode_avx2`.
+/// Whether the processor has the instructions of `kernels::Avx2` and of `run_avx2`.
 pub fn has_avx2() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -114,35 +122,31 @@ pub fn has_avx2() -> bool {
     }
 }
 
-/// As `decode`, compiled for a processor with AVX2 and BMI.
+/// As `run`, compiled for a processor with AVX2 and BMI.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2")]
-fn decode_avx2(
+fn run_avx2(
     scan: &mut ScanDecoder,
     resizer: &mut Resizer,
-    file: &[u8],
+    image: Image,
     crop: &Crop,
     size: usize,
     filter: Filter,
     out: &mut [u8],
 ) -> Result<(), Refusal> {
-    decode::<crate::kernels::Avx2>(scan, resizer, file, crop, size, filter, out)
+    run::<crate::kernels::Avx2>(scan, resizer, image, crop, size, filter, out)
 }
 
 #[inline(always)]
-fn decode<K: Kernels>(
+fn run<K: Kernels>(
     scan: &mut ScanDecoder,
     resizer: &mut Resizer,
-    file: &[u8],
+    image: Image,
     crop: &Crop,
     size: usize,
     filter: Filter,
     out: &mut [u8],
 ) -> Result<(), Refusal> {
-    let header = header::parse(file)?;
-    if (header.height, header.width) != (crop.height, crop.width) {
-        return Err(Refusal::Size);
-    }
     let columns = visible(crop.out_left, size, crop.out_width).ok_or(Refusal::Format)?;
     let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
     resizer.across.fill(filter, crop.crop_width, crop.out_width, columns.clone());
@@ -154,34 +158,22 @@ fn decode<K: Kernels>(
     if source.columns.len().saturating_mul(source.rows.len()) > MAX_PIXELS {
         return Err(Refusal::Format);
     }
-    scan.decode::<K>(&header, &region(&header, &source))?;
-
-    let left = (columns.start as i64 - crop.out_left) as usize;
-    let target = Target {
-        left: if crop.mirror { size - left - columns.len() } else { left },
-        top: (rows.start as i64 - crop.out_top) as usize,
-        width: columns.len(),
-        height: rows.len(),
-        size,
-        mirror: crop.mirror,
+    let file = match image {
+        Image::Pixels(bytes) => {
+            if bytes.len() != 3 * crop.height * crop.width {
+                return Err(Refusal::Size);
+            }
+            resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, crop, &source, size, out);
+            return Ok(());
+        }
+        Image::Jpeg(file) => file,
     };
-    if (target.width, target.height) != (size, size) {
-        out.fill(0);
+    let header = header::parse(file)?;
+    if (header.height, header.width) != (crop.height, crop.width) {
+        return Err(Refusal::Size);
     }
-    // Pillow 13 resizes vertically first if that saves more.
-    let (lost_rows, lost_columns) = (
-        crop.crop_height as i64 - crop.out_height as i64,
-        crop.crop_width as i64 - crop.out_width as i64,
-    );
-    let is_vertical_first = lost_rows > 0
-        && lost_rows > 2 * lost_columns
-        && !resizer.across.is_identity
-        && !resizer.down.is_identity;
-    if is_vertical_first {
-        resizer.vertical_first::<K>(&header, &scan.planes, &source, &target, out);
-    } else {
-        resizer.horizontal_first::<K>(&header, &scan.planes, &source, &target, out);
-    }
+    scan.decode::<K>(&header, &region(&header, &source))?;
+    resizer.run::<K, _>(&Decoded { header: &header, planes: &scan.planes }, crop, &source, size, out);
     Ok(())
 }
 
@@ -214,6 +206,18 @@ struct Target {
 }
 
 impl Target {
+    /// Return the place of the visible part of a crop that has one.
+    fn new(crop: &Crop, size: usize) -> Self {
+        let place = |begin: i64, length: usize| {
+            let visible = visible(begin, size, length).unwrap_or(0..0);
+            ((visible.start as i64 - begin) as usize, visible.len())
+        };
+        let ((left, width), (top, height)) =
+            (place(crop.out_left, crop.out_width), place(crop.out_top, crop.out_height));
+        let left = if crop.mirror { size - left - width } else { left };
+        Target { left, top, width, height, size, mirror: crop.mirror }
+    }
+
     /// Return the bytes of a row, without those that stay black.
     #[inline(always)]
     fn row<'a>(&self, out: &'a mut [u8], row: usize) -> &'a mut [u8] {
@@ -238,11 +242,28 @@ fn region(header: &Header, source: &Source) -> Region {
 }
 
 impl Resizer {
+    /// Write the crop; `across` and `down` have its weights.
     #[inline(always)]
-    fn horizontal_first<K: Kernels>(
+    fn run<K: Kernels, R: Rows>(&mut self, rows: &R, crop: &Crop, source: &Source, size: usize, out: &mut [u8]) {
+        let target = Target::new(crop, size);
+        if (target.width, target.height) != (size, size) {
+            out.fill(0);
+        }
+        // Pillow 13 resizes vertically first if that saves more.
+        let lost_rows = crop.crop_height as i64 - crop.out_height as i64;
+        let lost_columns = crop.crop_width as i64 - crop.out_width as i64;
+        let has_both = !self.across.is_identity && !self.down.is_identity;
+        if has_both && lost_rows > 0 && lost_rows > 2 * lost_columns {
+            self.vertical_first::<K, R>(rows, source, &target, out);
+        } else {
+            self.horizontal_first::<K, R>(rows, source, &target, out);
+        }
+    }
+
+    #[inline(always)]
+    fn horizontal_first<K: Kernels, R: Rows>(
         &mut self,
-        header: &Header,
-        planes: &[Plane; 3],
+        image: &R,
         source: &Source,
         target: &Target,
         out: &mut [u8],
@@ -258,7 +279,7 @@ impl Resizer {
             let [first, second] = self.wide.reserve(wide_bytes);
             for (row, pixels) in [&mut *first, &mut *second].into_iter().enumerate() {
                 let row = (2 * pair + row).min(rows - 1);
-                write_row::<K>(header, planes, &mut self.colors, source.rows.start + row, source.columns.clone(), pixels);
+                image.write::<K>(&mut self.colors, source.rows.start + row, source.columns.clone(), pixels);
             }
             let (upper, lower) = self.image[2 * pair * stride..].split_at_mut(stride);
             horizontal::<K>(&self.across, [first, second], [upper, &mut lower[..stride]], target);
@@ -274,10 +295,9 @@ impl Resizer {
     }
 
     #[inline(always)]
-    fn vertical_first<K: Kernels>(
+    fn vertical_first<K: Kernels, R: Rows>(
         &mut self,
-        header: &Header,
-        planes: &[Plane; 3],
+        image: &R,
         source: &Source,
         target: &Target,
         out: &mut [u8],
@@ -289,7 +309,7 @@ impl Resizer {
             self.image.resize(bytes, 0);
         }
         for (row, pixels) in source.rows.clone().zip(self.image.chunks_exact_mut(stride)) {
-            write_row::<K>(header, planes, &mut self.colors, row, source.columns.clone(), pixels);
+            image.write::<K>(&mut self.colors, row, source.columns.clone(), pixels);
         }
         let wide_bytes = 4 * columns + self.across.row_slack();
         for pair in 0..target.height.div_ceil(2) {

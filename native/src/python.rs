@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::batch::{BatchDecoder, Job};
-use crate::crop::{self, Crop};
+use crate::crop::{self, Crop, Image};
 use crate::resample::Filter;
 
 /// Columns of a crop: height and width of the image, left, top, width and height of the rectangle, width and height of
@@ -27,7 +27,7 @@ impl CropDecoder {
 
     /// Decode crops of JPEGs without the GIL.
     ///
-    /// `records`: list of n buffers of uint8, the files. `crops`: int64 [n, 11]. `images`: uint8 [n, size, size, 3],
+    /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3]. `crops`: int64 [n, 11]. `images`: uint8 [n, size, size, 3],
     /// written. `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
     fn decode(
         &self,
@@ -46,13 +46,13 @@ impl CropDecoder {
             return Err(PyValueError::new_err("images and status must have a place for each record"));
         }
         let files = records.iter().map(|record| PyBuffer::<u8>::get(&record)).collect::<PyResult<Vec<_>>>()?;
-        let files = files.iter().map(|file| readable(file)).collect::<PyResult<Vec<_>>>()?;
+        let files = files.iter().map(image).collect::<PyResult<Vec<_>>>()?;
         let (images, status) = (writable(&images)?, writable(&status)?);
         let mut jobs: Vec<Job> = files
             .into_iter()
             .zip(crops)
             .zip(images.chunks_exact_mut(bytes).zip(status))
-            .map(|((file, crop), (out, status))| Job { file, crop, out, status })
+            .map(|((image, crop), (out, status))| Job { image, crop, out, status })
             .collect();
         let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
         py.detach(|| self.0.decode(&mut jobs, size, filter));
@@ -88,6 +88,12 @@ fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<
             crop.filter(Crop::is_valid).ok_or_else(|| PyValueError::new_err(format!("impossible crop: {row:?}")))
         })
         .collect()
+}
+
+/// An array of three dimensions is a decoded image.
+fn image(buffer: &PyBuffer<u8>) -> PyResult<Image<'_>> {
+    let bytes = readable(buffer)?;
+    Ok(if buffer.dimensions() == 3 { Image::Pixels(bytes) } else { Image::Jpeg(bytes) })
 }
 
 fn readable(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
