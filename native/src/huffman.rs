@@ -1,4 +1,4 @@
-//! Huffman tables and the bit reader. One lookup gives run, value and length of most coefficients.
+//! Huffman tables and the bit reader. One lookup gives length, run and size of nearly every symbol.
 
 use crate::header::RawTable;
 use crate::refusal::Refusal;
@@ -7,15 +7,14 @@ use crate::refusal::Refusal;
 const LOOK: u32 = 10;
 
 /// Advance of an end of block: more than any position.
-pub const END_OF_BLOCK: usize = 128;
+pub const END_OF_BLOCK: usize = 127;
 
-/// Code of a symbol that one lookup finds, or whose value bits do not fit into it.
-///
-/// Layout: bits 0 to 7 the length (code and value bits, or the code alone if `LONG`), bits 8 to 15 the advance in zigzag
-/// order (or the symbol if `LONG`), bits 16 to 31 the value. 0: the code is longer than a lookup.
-type Entry = u32;
+/// Symbol that a lookup found. Bits 0 to 4: bits of its code and its value together. Bits 5 to 8: bits of its value.
+/// Bits 9 to 15: advance in zigzag order, 0 for DC. 0: the code is longer than a lookup.
+type Entry = u16;
 
-const LONG: Entry = 1 << 7;
+/// Bits of the code and the value of any symbol that a lookup finds, at most.
+const LOOKED_UP_BITS: u32 = LOOK + 15;
 
 pub struct Table {
     lookup: [Entry; 1 << LOOK],
@@ -55,7 +54,7 @@ impl Table {
         {
             return Ok(());
         }
-        self.count = 0; // until it is built
+        (self.count, self.is_dc) = (0, is_dc); // not known until it is built
         if is_dc && raw.symbols.iter().any(|&symbol| symbol > 15) {
             return Err(Refusal::Format);
         }
@@ -82,61 +81,46 @@ impl Table {
             code <<= 1;
         }
         self.counts.copy_from_slice(raw.counts);
-        (self.count, self.is_dc) = (count, is_dc);
+        self.count = count;
         Ok(())
     }
 
     /// Fill all lookups that begin with a code.
     fn fill(&mut self, symbol: u8, code: u32, length: u32, is_dc: bool) {
         let free = LOOK - length;
-        let first = code << free;
-        if first + (1 << free) > 1 << LOOK {
-            return; // an impossible code, which `build` refuses
-        }
-        let size = u32::from(symbol & 15);
-        let advance = if is_dc {
-            0
-        } else if symbol == 0 || (size == 0 && symbol != 0xF0) {
-            END_OF_BLOCK as u32
-        } else {
-            u32::from(symbol >> 4) + 1
-        };
-        for rest in 0..1_u32 << free {
-            let entry = if size == 0 {
-                length | advance << 8
-            } else if size <= free {
-                let bits = (rest >> (free - size)) as i32;
-                let value = extend(bits, size);
-                (length + size) | advance << 8 | (value as u16 as u32) << 16
-            } else {
-                length | LONG | u32::from(symbol) << 8
-            };
-            self.lookup[(first + rest) as usize] = entry;
+        let first = (code << free) as usize;
+        if let Some(entries) = self.lookup.get_mut(first..first + (1 << free)) {
+            entries.fill(entry(symbol, length, is_dc)); // `build` refuses a table with impossible codes
         }
     }
 
-    /// Decode a symbol whose code is longer than a lookup.
+    /// Find a symbol whose code is longer than a lookup.
     #[cold]
-    fn long_code(&self, bits16: u32) -> Option<(u8, u32)> {
+    fn long_code(&self, bits16: u32) -> Option<Entry> {
         for length in LOOK as usize + 1..=16 {
             if bits16 < self.limits[length] {
                 let index = (bits16 >> (16 - length)) as i32 + self.offsets[length];
-                return Some((*self.symbols.get(usize::try_from(index).ok()?)?, length as u32));
+                return Some(entry(*self.symbols.get(usize::try_from(index).ok()?)?, length as u32, self.is_dc));
             }
         }
         None
     }
 }
 
-/// Value of the bits that follow a code of this size.
-#[inline(always)]
-fn extend(bits: i32, size: u32) -> i32 {
-    let smallest = 1 << (size - 1);
-    if bits < smallest { bits - 2 * smallest + 1 } else { bits }
+fn entry(symbol: u8, length: u32, is_dc: bool) -> Entry {
+    let size = u16::from(symbol & 15);
+    let advance = match symbol {
+        _ if is_dc => 0,
+        0xF0 => 16,
+        _ if size == 0 => END_OF_BLOCK as u16,
+        _ => u16::from(symbol >> 4) + 1,
+    };
+    (length as u16 + size) | size << 5 | advance << 9
 }
 
 /// Reader of the bits of a segment without stuffing, most significant first. Behind the end it reads what follows, or
 /// zeros: compare `position` with the segment's length.
+#[derive(Clone, Copy)]
 pub struct BitReader<'a> {
     data: &'a [u8],
     next: usize,
@@ -144,17 +128,15 @@ pub struct BitReader<'a> {
     bits: u32,
 }
 
+/// Symbol with its value.
+pub struct Coded {
+    pub advance: usize,
+    pub value: i32,
+}
+
 impl<'a> BitReader<'a> {
     pub fn new(data: &'a [u8]) -> Self {
         BitReader { data, next: 0, buffer: 0, bits: 0 }
-    }
-
-    /// Begin at a bit of the data.
-    pub fn at(data: &'a [u8], bit: usize) -> Self {
-        let mut reader = BitReader { data, next: bit / 8, buffer: 0, bits: 0 };
-        reader.refill();
-        reader.consume((bit % 8) as u32);
-        reader
     }
 
     /// Bits read so far.
@@ -164,7 +146,7 @@ impl<'a> BitReader<'a> {
 
     /// Fill the buffer to at least 56 bits.
     #[inline(always)]
-    fn refill(&mut self) {
+    pub fn refill(&mut self) {
         let word = match self.data.get(self.next..self.next + 8) {
             Some(bytes) => u64::from_be_bytes(bytes.try_into().unwrap_or_default()),
             None => self.last_bytes(),
@@ -184,64 +166,32 @@ impl<'a> BitReader<'a> {
         u64::from_be_bytes(bytes)
     }
 
+    /// Decode a symbol. Two of them need at most one `refill`, which must come before the first.
     #[inline(always)]
-    fn consume(&mut self, count: u32) {
-        self.buffer <<= count;
-        self.bits -= count;
-    }
-
-    /// Decode a DC difference.
-    #[inline(always)]
-    pub fn dc(&mut self, table: &Table) -> Option<i32> {
-        self.refill();
-        let entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
-        if entry & LONG == 0 && entry != 0 {
-            self.consume(entry & 0x7F);
-            return Some(i32::from((entry >> 16) as i16));
-        }
-        let (symbol, length) = self.symbol(table, entry)?;
-        self.consume(length);
-        Some(self.value(u32::from(symbol & 15)))
-    }
-
-    /// Decode an AC symbol: advance in zigzag order and value. After an advance of END_OF_BLOCK the block ends; an
-    /// advance of 16 with value 0 is a run of zeros.
-    #[inline(always)]
-    pub fn ac(&mut self, table: &Table) -> Option<(usize, i32)> {
-        if self.bits < 32 {
+    pub fn symbol(&mut self, table: &Table) -> Option<Coded> {
+        const { assert!(2 * LOOKED_UP_BITS <= 56) };
+        let mut entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
+        if entry == 0 {
             self.refill();
+            entry = table.long_code((self.buffer >> 48) as u32)?;
+            let coded = self.take(entry);
+            self.refill();
+            return Some(coded);
         }
-        let entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
-        if entry & LONG == 0 && entry != 0 {
-            self.consume(entry & 0x7F);
-            return Some((((entry >> 8) & 0xFF) as usize, i32::from((entry >> 16) as i16)));
-        }
-        let (symbol, length) = self.symbol(table, entry)?;
-        self.consume(length);
-        let size = u32::from(symbol & 15);
-        if size == 0 {
-            return Some((if symbol == 0xF0 { 16 } else { END_OF_BLOCK }, 0));
-        }
-        Some((usize::from(symbol >> 4) + 1, self.value(size)))
+        Some(self.take(entry))
     }
 
+    /// Read the value of a symbol, and pass over both.
     #[inline(always)]
-    fn symbol(&self, table: &Table, entry: Entry) -> Option<(u8, u32)> {
-        if entry != 0 {
-            Some(((entry >> 8) as u8, entry & 0x7F))
-        } else {
-            table.long_code((self.buffer >> 48) as u32)
-        }
-    }
-
-    /// Read the value bits of a symbol; the buffer has them, because a code and its bits are at most 31.
-    #[inline(always)]
-    fn value(&mut self, size: u32) -> i32 {
-        if size == 0 {
-            return 0;
-        }
-        let bits = (self.buffer >> (64 - size)) as i32;
-        self.consume(size);
-        extend(bits, size)
+    fn take(&mut self, entry: Entry) -> Coded {
+        let (total, size) = (u32::from(entry & 31), u32::from((entry >> 5) & 15));
+        let rest = self.buffer << (total - size);
+        let bits = (rest >> 1 >> (63 - size)) as i32;
+        // A value whose first bit is 0 is negative.
+        let is_positive = (rest as i64 >> 63) as i32;
+        let value = bits + (!is_positive & (1 - (1 << size)));
+        self.buffer <<= total;
+        self.bits -= total;
+        Coded { advance: usize::from(entry >> 9), value }
     }
 }

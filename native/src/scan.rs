@@ -235,39 +235,29 @@ fn decode_block<K: Kernels>(
     samples: &mut [u8],
     stride: usize,
 ) -> Result<(), Refusal> {
-    let difference = reader.dc(codes.dc).ok_or(Refusal::Data)?;
-    *predictor = predictor.wrapping_add(difference);
-    let dc = i64::from(i16::try_from(*predictor).map_err(|_| Refusal::Data)?) * i64::from(codes.quant[0]);
     let mut block = Block([0; 64]);
-    block.0[0] = dc as i16;
-    let mut sum = dc.unsigned_abs();
-    let mut next = 1;
-    while next < 64 {
-        let (advance, value) = reader.ac(codes.ac).ok_or(Refusal::Data)?;
-        let position = next + advance - 1;
-        next += advance;
-        if position > 63 {
-            if advance == END_OF_BLOCK {
-                break;
-            }
-            return Err(Refusal::Data); // libjpeg would write to the last position
-        }
+    let mut sum = 0;
+    let difference = read_block(reader, codes, |position, value| {
         let coefficient = value * i32::from(codes.quant[position]);
         sum += u64::from(coefficient.unsigned_abs());
         block.0[usize::from(NATURAL[position] & 63)] = coefficient as i16;
-    }
-    if sum > SAFE_SUM {
-        if sum > LARGEST_SUM {
-            return Err(Refusal::Data);
-        }
-        return idct_checked(&block, samples, stride).ok_or(Refusal::Data);
-    }
-    if sum == dc.unsigned_abs() {
+    })?;
+    *predictor = predictor.wrapping_add(difference);
+    let dc = i64::from(i16::try_from(*predictor).map_err(|_| Refusal::Data)?) * i64::from(codes.quant[0]);
+    block.0[0] = dc as i16;
+    if sum == 0 && dc.unsigned_abs() <= SAFE_SUM {
         let value = [dc_sample(dc as i32); 8];
         for row in samples.chunks_mut(stride).take(8) {
             row[..8].copy_from_slice(&value);
         }
         return Ok(());
+    }
+    sum += dc.unsigned_abs();
+    if sum > SAFE_SUM {
+        if sum > LARGEST_SUM {
+            return Err(Refusal::Data);
+        }
+        return idct_checked(&block, samples, stride).ok_or(Refusal::Data);
     }
     K::idct(&block, samples, stride);
     Ok(())
@@ -276,15 +266,45 @@ fn decode_block<K: Kernels>(
 /// Read a block of which nothing is needed.
 #[inline(always)]
 fn pass_block(reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
-    let difference = reader.dc(codes.dc).ok_or(Refusal::Data)?;
+    let difference = read_block(reader, codes, |_, _| ())?;
     *predictor = predictor.wrapping_add(difference);
-    let mut next = 1;
-    while next < 64 {
-        let (advance, _) = reader.ac(codes.ac).ok_or(Refusal::Data)?;
-        next += advance;
-        if next > 64 && advance != END_OF_BLOCK {
-            return Err(Refusal::Data);
-        }
-    }
     Ok(())
+}
+
+/// Read a block: call `coefficient` with the position in zigzag order and the value of its AC coefficients, some of
+/// which are 0. Returns the difference of the DC value.
+#[inline(always)]
+fn read_block(
+    reader: &mut BitReader,
+    codes: &Codes,
+    mut coefficient: impl FnMut(usize, i32),
+) -> Result<i32, Refusal> {
+    let mut bits = *reader; // in registers
+    bits.refill();
+    let difference = bits.symbol(codes.dc).ok_or(Refusal::Data)?.value;
+    let mut position = 0;
+    // One refill for two symbols; the DC symbol was the first.
+    let mut symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+    loop {
+        position += symbol.advance;
+        if position >= 63 {
+            break;
+        }
+        coefficient(position, symbol.value);
+        bits.refill();
+        symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+        position += symbol.advance;
+        if position >= 63 {
+            break;
+        }
+        coefficient(position, symbol.value);
+        symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+    }
+    *reader = bits;
+    if position == 63 {
+        coefficient(63, symbol.value);
+    } else if symbol.advance != END_OF_BLOCK {
+        return Err(Refusal::Data); // libjpeg would write to the last position
+    }
+    Ok(difference)
 }

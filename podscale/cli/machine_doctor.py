@@ -180,7 +180,7 @@ def _check_native_extension() -> CheckResult:
         found = "not installed: images for CPUs are decoded at about half the speed, with the same pixels"
         return CheckResult(subject, "note", found, "install cargo (Rust 1.85 or later), then podscale again")
     if not native.has_avx2():
-        return CheckResult(subject, "note", "portable code: this processor has no AVX2", "none: the pixels are the same")
+        return CheckResult(subject, "note", "slower: this processor has no AVX2", "none: the pixels are the same")
     return CheckResult(subject, "ok", "with AVX2")
 
 

@@ -23,7 +23,7 @@ class RandAugmentSection(Section):
 
 
 class AugmentSection(Section):
-    """Augmentation of cropped images by the loaders native and reference; draws are keyed by (seed, epoch, sample key)."""
+    """Augmentation of cropped images by the loaders native and reference; draws are keyed by (seed, epoch, key)."""
 
     policy: Literal["none", "rand_augment", "trivial_augment"] = result_field(
         "none",

@@ -4,6 +4,7 @@ The extension decodes sequential JPEGs in gray and in YCbCr 4:4:4, 4:2:2 and 4:2
 ones; the reference path (`podscale.data.decode`) decodes those. Its absence costs time and never changes pixels.
 """
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import Pixels
 
+_native: Any
 try:
-    from podscale.data import _native
-except ImportError:  # built without cargo, or not for this machine
-    _native: Any = None  # type: ignore[no-redef]
+    _native = importlib.import_module("podscale.data._native")
+except ImportError:  # built without cargo, or for another machine
+    _native = None
 
 REASONS = {1: "format", 2: "size", 3: "data"}
 """Reason of a refusal by its number in the extension: `format` is another kind of image or an unusual header, `size`

@@ -16,7 +16,6 @@ from podscale.util.locations import Location
 
 if TYPE_CHECKING:
     from podscale.config.run_config import RunConfig
-    from podscale.data.loaders.pillow import PillowLoader
     from podscale.data.sampler import Sampler
     from podscale.data.shard_set import ShardSet, Split
 
@@ -131,11 +130,10 @@ def _make_loader(
         from podscale.data.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
-    loader_class: type[PillowLoader]
-    if name == "native":
-        from podscale.data.loaders.native import NativeLoader as loader_class
-    else:
-        from podscale.data.loaders.pillow import PillowLoader as loader_class
-    return loader_class(
+    from podscale.data.loaders.native import NativeLoader
+    from podscale.data.loaders.pillow import PillowLoader
+
+    cpu_loader = NativeLoader if name == "native" else PillowLoader
+    return cpu_loader(
         batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
     )

@@ -35,7 +35,7 @@ class NativeLoader(PillowLoader):
         super().__init__(batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes)
         self._decoder = CropDecoder(workers)
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")
-        self._refusals = Counter({reason: 0 for reason in REASONS.values()})
+        self._refusals = Counter(dict.fromkeys(REASONS.values(), 0))
 
     @property
     def native_refusals(self) -> Mapping[str, int]:

@@ -77,7 +77,12 @@ def test_training_batches_are_those_of_the_reference(section, mixed) -> None:
 def test_evaluation_batches_are_those_of_the_reference(size, interpolation, mixed) -> None:
     section = {"max_bad_rate": 1.0, "interpolation": interpolation}
     for world in (1, 2):
-        same(*(evaluate(document(name, size=size, input=section), mixed, world=world) for name in ("reference", "native")))
+        same(
+            *(
+                evaluate(document(name, size=size, input=section), mixed, world=world)
+                for name in ("reference", "native")
+            )
+        )
 
 
 @needs_native
