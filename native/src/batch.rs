@@ -1,9 +1,11 @@
 //! Batches: the crops of many images, by several threads, into one output.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::crop::{Crop, Cropper, Image};
+use crate::refusal::Refusal;
 use crate::resample::Filter;
 
 /// Crop of a batch.
@@ -69,8 +71,11 @@ impl BatchDecoder {
 }
 
 fn run(cropper: &mut Cropper, job: &mut Job, size: usize, filter: Filter) {
-    *job.status = match cropper.run(job.image, &job.crop, size, filter, job.out) {
-        Ok(()) => 0,
-        Err(refusal) => refusal as u8,
+    // A panic would be a defect of this crate. The reference path then decodes the image, and the training goes on.
+    let result = catch_unwind(AssertUnwindSafe(|| cropper.run(job.image, &job.crop, size, filter, job.out)));
+    *job.status = match result {
+        Ok(Ok(())) => 0,
+        Ok(Err(refusal)) => refusal as u8,
+        Err(_) => Refusal::Data as u8,
     };
 }

@@ -176,9 +176,12 @@ def _check_native_extension() -> CheckResult:
     from podscale.data import native
 
     subject = "native decoder"
-    if not native.is_available():
+    if not native.is_installed():
         found = "not installed: images for CPUs are decoded at about half the speed, with the same pixels"
         return CheckResult(subject, "note", found, "install cargo (Rust 1.85 or later), then podscale again")
+    if not native.is_available():
+        found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at about half the speed"
+        return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt")
     if not native.has_avx2():
         return CheckResult(subject, "note", "slower: this processor has no AVX2", "none: the pixels are the same")
     return CheckResult(subject, "ok", "with AVX2")

@@ -5,15 +5,22 @@ ones; the reference path (`podscale.data.decode`) decodes those. Its absence cos
 """
 
 import importlib
+import io
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL
+from PIL import Image
 
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
-from podscale.data.decode import Pixels
+from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
+
+log = logging.getLogger("podscale.data")
 
 _native: Any
 try:
@@ -26,9 +33,35 @@ REASONS = {1: "format", 2: "size", 3: "data"}
 another size than the index has, `data` damaged or unusual entropy-coded data."""
 
 
-def is_available() -> bool:
+def is_installed() -> bool:
     """Return whether the extension is installed."""
     return _native is not None
+
+
+def is_available() -> bool:
+    """Return whether the extension is installed, and the installed Pillow has its pixels."""
+    return is_installed() and _has_pillows_pixels(_native)
+
+
+@cache
+def _has_pillows_pixels(extension: Any) -> bool:
+    """Compare a few crops with those of the installed libraries: another version of Pillow may resize differently."""
+    noise = np.random.default_rng(0).integers(0, 256, (61, 50, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "JPEG", quality=90, subsampling=2)
+    record = np.frombuffer(file.getvalue(), dtype=np.uint8)
+    shapes = ((50, 61), (50, 20), (13, 61), (9, 9))
+    crops = [CropParams(0, 0, *shape, 16, 16, 0, 0, False) for shape in shapes]
+    columns = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
+    height, width, images = np.full(4, 61), np.full(4, 50), np.empty((4, 16, 16, 3), dtype=np.uint8)
+    decoder, pixels = CropDecoder(1, extension=extension), decode(record)
+    for interpolation in RESAMPLING:
+        status = decoder.decode([record] * 4, height, width, columns, images, interpolation)
+        wanted = [np.asarray(crop_and_resize(pixels, crop, 16, interpolation)) for crop in crops]
+        if status.any() or not np.array_equal(images, wanted):
+            log.warning("the native decoder is not used: the installed Pillow %s has other pixels", PIL.__version__)
+            return False
+    return True
 
 
 def has_avx2() -> bool:
@@ -41,10 +74,11 @@ class CropDecoder:
 
     Args:
         portable: do not use AVX2.
+        extension: module of the extension; default: the installed one.
     """
 
-    def __init__(self, threads: int, *, portable: bool = False) -> None:
-        self._decoder = _native.CropDecoder(threads, portable=portable)
+    def __init__(self, threads: int, *, portable: bool = False, extension: Any = None) -> None:
+        self._decoder = (extension or _native).CropDecoder(threads, portable=portable)
 
     def decode(
         self,

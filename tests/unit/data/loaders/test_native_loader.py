@@ -8,6 +8,7 @@ import pytest
 
 from podscale.config.run_config import RunConfig
 from podscale.data import native
+from podscale.data.decode import crop_and_resize
 from podscale.data.loaders.build_loader import open_shard_set, resolve_loader
 from podscale.data.loaders.native import NativeLoader
 from podscale.data.loaders.pillow import PillowLoader
@@ -111,6 +112,20 @@ def test_without_the_extension_the_reference_takes_over(make_shard_set, monkeypa
     assert "the extension is not installed" in caplog.text
     _, loader = train(document("native"), make_shard_set(), stop=2)
     assert type(loader) is PillowLoader
+
+
+@needs_native
+def test_another_pillow_is_noticed(monkeypatch, caplog) -> None:
+    def resize_otherwise(*arguments: Any) -> np.ndarray:
+        return np.asarray(crop_and_resize(*arguments)) ^ 1
+
+    monkeypatch.setattr(native, "crop_and_resize", resize_otherwise)
+    native._has_pillows_pixels.cache_clear()
+    assert resolve_loader("auto", "cpu") == "reference"
+    assert "has other pixels" in caplog.text
+    monkeypatch.undo()
+    native._has_pillows_pixels.cache_clear()
+    assert resolve_loader("auto", "cpu") == "native"
 
 
 def test_documents_may_name_the_reference_by_its_earlier_name() -> None:
