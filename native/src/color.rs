@@ -112,7 +112,7 @@ fn upsample(
     let skip = usize::from(first == 0);
     let inner = &mut sums[skip..skip + end - begin];
     let (even, odd, shift) = if is_quarter {
-        let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(height - 1) };
+        let far = if row.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(height - 1) };
         let far_row = &plane.row(far, begin)[..end - begin];
         for ((sum, &near), &far) in inner.iter_mut().zip(near_row).zip(far_row) {
             *sum = 3 * u16::from(near) + u16::from(far);
@@ -149,7 +149,7 @@ pub fn convert_portable(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub mod avx2 {
+pub(crate) mod avx2 {
     use std::arch::x86_64::*;
 
     use super::*;

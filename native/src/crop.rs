@@ -151,10 +151,8 @@ fn run<K: Kernels>(
     let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
     resizer.across.fill(filter, crop.crop_width, crop.out_width, columns.clone());
     resizer.down.fill(filter, crop.crop_height, crop.out_height, rows.clone());
-    let source = Source {
-        columns: shifted(&resizer.across.source, crop.left),
-        rows: shifted(&resizer.down.source, crop.top),
-    };
+    let source =
+        Source { columns: shifted(&resizer.across.source, crop.left), rows: shifted(&resizer.down.source, crop.top) };
     if source.columns.len().saturating_mul(source.rows.len()) > MAX_PIXELS {
         return Err(Refusal::Format);
     }
@@ -261,13 +259,7 @@ impl Resizer {
     }
 
     #[inline(always)]
-    fn horizontal_first<K: Kernels, R: Rows>(
-        &mut self,
-        image: &R,
-        source: &Source,
-        target: &Target,
-        out: &mut [u8],
-    ) {
+    fn horizontal_first<K: Kernels, R: Rows>(&mut self, image: &R, source: &Source, target: &Target, out: &mut [u8]) {
         let stride = 3 * target.width + SLACK;
         let rows = source.rows.len();
         let bytes = stride * (rows + 1) + SLACK; // one row more, because they are written in pairs
@@ -295,13 +287,7 @@ impl Resizer {
     }
 
     #[inline(always)]
-    fn vertical_first<K: Kernels, R: Rows>(
-        &mut self,
-        image: &R,
-        source: &Source,
-        target: &Target,
-        out: &mut [u8],
-    ) {
+    fn vertical_first<K: Kernels, R: Rows>(&mut self, image: &R, source: &Source, target: &Target, out: &mut [u8]) {
         let columns = source.columns.len();
         let stride = 4 * columns + SLACK;
         let bytes = stride * source.rows.len() + SLACK;

@@ -47,10 +47,7 @@ impl Table {
     /// Build the table; it refuses what libjpeg refuses. DC symbols are at most 15.
     pub fn build(&mut self, raw: &RawTable, is_dc: bool) -> Result<(), Refusal> {
         let count = raw.symbols.len();
-        if count > 0
-            && self.is_dc == is_dc
-            && self.counts == *raw.counts
-            && self.symbols[..self.count] == *raw.symbols
+        if count > 0 && self.is_dc == is_dc && self.counts == *raw.counts && self.symbols[..self.count] == *raw.symbols
         {
             return Ok(());
         }

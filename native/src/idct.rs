@@ -99,7 +99,7 @@ fn one_dimension<const CHECKED: bool, const SHIFT: i32>(input: [i32; 8]) -> Opti
 }
 
 #[cfg(target_arch = "x86_64")]
-pub mod avx2 {
+pub(crate) mod avx2 {
     use std::arch::x86_64::*;
 
     use super::*;

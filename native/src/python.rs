@@ -29,6 +29,7 @@ impl CropDecoder {
     ///
     /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3]. `crops`: int64 [n, 11]. `images`: uint8 [n, size, size, 3],
     /// written. `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
+    #[allow(clippy::too_many_arguments)]
     fn decode(
         &self,
         py: Python<'_>,

@@ -164,7 +164,7 @@ pub fn vertical_portable(axis: &Axis, at: usize, rows: &[u8], stride: usize, out
 }
 
 #[cfg(target_arch = "x86_64")]
-pub mod avx2 {
+pub(crate) mod avx2 {
     use std::arch::x86_64::*;
 
     use super::*;

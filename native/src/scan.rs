@@ -274,11 +274,7 @@ fn pass_block(reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Res
 /// Read a block: call `coefficient` with the position in zigzag order and the value of its AC coefficients, some of
 /// which are 0. Returns the difference of the DC value.
 #[inline(always)]
-fn read_block(
-    reader: &mut BitReader,
-    codes: &Codes,
-    mut coefficient: impl FnMut(usize, i32),
-) -> Result<i32, Refusal> {
+fn read_block(reader: &mut BitReader, codes: &Codes, mut coefficient: impl FnMut(usize, i32)) -> Result<i32, Refusal> {
     let mut bits = *reader; // in registers
     bits.refill();
     let difference = bits.symbol(codes.dc).ok_or(Refusal::Data)?.value;

@@ -178,7 +178,7 @@ def _check_native_extension() -> CheckResult:
     subject = "native decoder"
     if not native.is_installed():
         found = "not installed: images for CPUs are decoded at about half the speed, with the same pixels"
-        return CheckResult(subject, "note", found, "install cargo (Rust 1.85 or later), then podscale again")
+        return CheckResult(subject, "note", found, "install cargo (Rust 1.87 or later), then podscale again")
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at about half the speed"
         return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt")
