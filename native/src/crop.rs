@@ -6,7 +6,7 @@ use crate::color::{ColorRows, Decoded, Pixels, Rows};
 use crate::header::{self, Header, Sampling};
 use crate::kernels::{Kernels, Portable};
 use crate::refusal::Refusal;
-use crate::resample::{Axis, Filter, SLACK};
+use crate::resample::{Axis, Filter, ROWS, SLACK};
 use crate::scan::{Region, ScanDecoder};
 
 /// Largest region that is decoded, pixels; the reference path has its own limits.
@@ -44,14 +44,14 @@ impl Crop {
     }
 }
 
-/// Memory of two rows.
+/// Memory of the rows that are resampled together.
 #[derive(Default)]
-struct RowPair {
-    rows: [Vec<u8>; 2],
+struct RowGroup {
+    rows: [Vec<u8>; ROWS],
 }
 
-impl RowPair {
-    fn reserve(&mut self, bytes: usize) -> [&mut [u8]; 2] {
+impl RowGroup {
+    fn reserve(&mut self, bytes: usize) -> [&mut [u8]; ROWS] {
         self.rows.each_mut().map(|row| {
             if row.len() < bytes {
                 row.resize(bytes, 0);
@@ -81,8 +81,8 @@ struct Resizer {
     across: Axis,
     down: Axis,
     colors: ColorRows,
-    wide: RowPair,
-    narrow: RowPair,
+    wide: RowGroup,
+    narrow: RowGroup,
     image: Vec<u8>,
 }
 
@@ -262,19 +262,19 @@ impl Resizer {
     fn horizontal_first<K: Kernels, R: Rows>(&mut self, image: &R, source: &Source, target: &Target, out: &mut [u8]) {
         let stride = 3 * target.width + SLACK;
         let rows = source.rows.len();
-        let bytes = stride * (rows + 1) + SLACK; // one row more, because they are written in pairs
+        let bytes = stride * rows.next_multiple_of(ROWS) + SLACK;
         if self.image.len() < bytes {
             self.image.resize(bytes, 0);
         }
         let wide_bytes = 4 * source.columns.len() + self.across.row_slack();
-        for pair in 0..rows.div_ceil(2) {
-            let [first, second] = self.wide.reserve(wide_bytes);
-            for (row, pixels) in [&mut *first, &mut *second].into_iter().enumerate() {
-                let row = (2 * pair + row).min(rows - 1);
+        for (group, outputs) in self.image.chunks_exact_mut(ROWS * stride).take(rows.div_ceil(ROWS)).enumerate() {
+            let mut wide = self.wide.reserve(wide_bytes);
+            for (row, pixels) in (ROWS * group..rows).zip(&mut wide) {
                 image.write::<K>(&mut self.colors, source.rows.start + row, source.columns.clone(), pixels);
             }
-            let (upper, lower) = self.image[2 * pair * stride..].split_at_mut(stride);
-            horizontal::<K>(&self.across, [first, second], [upper, &mut lower[..stride]], target);
+            let mut outputs = outputs.chunks_exact_mut(stride);
+            let outputs = std::array::from_fn(|_| outputs.next().unwrap_or_default());
+            horizontal::<K>(&self.across, wide.map(|row| &*row), outputs, target);
         }
         for row in 0..target.height {
             let bytes = target.row(out, row);
@@ -298,15 +298,14 @@ impl Resizer {
             image.write::<K>(&mut self.colors, row, source.columns.clone(), pixels);
         }
         let wide_bytes = 4 * columns + self.across.row_slack();
-        for pair in 0..target.height.div_ceil(2) {
-            let pairs = [2 * pair, (2 * pair + 1).min(target.height - 1)];
-            let [first, second] = self.wide.reserve(wide_bytes);
-            for (row, pixels) in pairs.into_iter().zip([&mut *first, &mut *second]) {
+        for begin in (0..target.height).step_by(ROWS) {
+            let mut wide = self.wide.reserve(wide_bytes);
+            for (row, pixels) in (begin..target.height).zip(&mut wide) {
                 K::vertical(&self.down, row, &self.image, stride, &mut pixels[..4 * columns]);
             }
-            let [upper, lower] = self.narrow.reserve(3 * target.width + SLACK);
-            horizontal::<K>(&self.across, [first, second], [&mut *upper, &mut *lower], target);
-            for (row, pixels) in pairs.into_iter().zip([&*upper, &*lower]) {
+            let mut narrow = self.narrow.reserve(3 * target.width + SLACK);
+            horizontal::<K>(&self.across, wide.map(|row| &*row), narrow.each_mut().map(|row| &mut **row), target);
+            for (row, pixels) in (begin..target.height).zip(&narrow) {
                 let bytes = target.row(out, row);
                 bytes.copy_from_slice(&pixels[..bytes.len()]);
             }
@@ -314,9 +313,9 @@ impl Resizer {
     }
 }
 
-/// Resample or only copy two rows of 4 bytes a pixel to 3 bytes a pixel.
+/// Resample or only copy rows of 4 bytes a pixel to 3 bytes a pixel.
 #[inline(always)]
-fn horizontal<K: Kernels>(axis: &Axis, rows: [&[u8]; 2], outputs: [&mut [u8]; 2], target: &Target) {
+fn horizontal<K: Kernels>(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], target: &Target) {
     if !axis.is_identity {
         return K::horizontal(axis, rows, outputs, target.mirror);
     }

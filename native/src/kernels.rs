@@ -2,7 +2,7 @@
 
 use crate::color;
 use crate::idct;
-use crate::resample::{self, Axis};
+use crate::resample::{self, Axis, ROWS};
 use crate::scan::Block;
 
 pub trait Kernels {
@@ -12,9 +12,9 @@ pub trait Kernels {
     /// Convert a row of YCbCr to RGB with a fourth byte; `pixels` has 4 bytes for each sample.
     fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]);
 
-    /// Resample two rows of 4 bytes a pixel to 3 bytes a pixel, reversed if `mirror`. The rows and the outputs extend
+    /// Resample rows of 4 bytes a pixel to 3 bytes a pixel, reversed if `mirror`. The rows and the outputs extend
     /// `resample::SLACK` bytes behind their last pixel.
-    fn horizontal(axis: &Axis, rows: [&[u8]; 2], outputs: [&mut [u8]; 2], mirror: bool);
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool);
 
     /// Write output `at` of an axis from rows of `stride` bytes; `out` has as many bytes as are needed of a row.
     fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]);
@@ -31,7 +31,7 @@ impl Kernels for Portable {
         color::convert_portable(y, cb, cr, pixels);
     }
 
-    fn horizontal(axis: &Axis, rows: [&[u8]; 2], outputs: [&mut [u8]; 2], mirror: bool) {
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
         for (row, output) in rows.into_iter().zip(outputs) {
             resample::horizontal_portable(axis, row, output, mirror);
         }
@@ -61,7 +61,7 @@ impl Kernels for Avx2 {
     }
 
     #[inline(always)]
-    fn horizontal(axis: &Axis, rows: [&[u8]; 2], outputs: [&mut [u8]; 2], mirror: bool) {
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
         // SAFETY: as above.
         unsafe { resample::avx2::horizontal(axis, rows, outputs, mirror) }
     }

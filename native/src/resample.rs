@@ -8,6 +8,8 @@ const PRECISION: i32 = 22;
 const LOW: i32 = 11;
 /// Bytes that kernels may read or write behind a row.
 pub const SLACK: usize = 64;
+/// Rows that are resampled horizontally at a time.
+pub const ROWS: usize = 4;
 /// Taps are padded to a multiple of this with weights of 0.
 const GROUP: usize = 4;
 
@@ -194,10 +196,10 @@ pub(crate) mod avx2 {
         _mm256_srai_epi32::<PRECISION>(_mm256_add_epi32(sum, _mm256_set1_epi32(ROUND)))
     }
 
-    /// As `horizontal_portable`, for a pixel of two rows at a time.
+    /// As `horizontal_portable`, for a pixel of four rows at a time.
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub fn horizontal(axis: &Axis, rows: [&[u8]; 2], outputs: [&mut [u8]; 2], mirror: bool) {
+    pub fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
         // Words of two pixels side by side: red 0, red 1, green 0, green 1, ...
         const FIRST: [i8; 16] = [0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1];
         const SECOND: [i8; 16] = [8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1];
@@ -205,30 +207,36 @@ pub(crate) mod avx2 {
         let [first_two, second_two] =
             [FIRST, SECOND].map(|mask| _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(mask.as_ptr().cast()) }));
         let count = axis.outputs();
-        let [upper, lower] = outputs;
         for slot in 0..count {
             let at = if mirror { count - 1 - slot } else { slot };
-            let begin = 4 * axis.bounds[at].0 as usize;
-            let (mut high, mut low) = (_mm256_setzero_si256(), _mm256_setzero_si256());
-            let taps = (axis.bounds[at].1 as usize).next_multiple_of(GROUP);
-            let highs = &axis.high[at * axis.taps..][..taps];
-            let lows = &axis.low[at * axis.taps..][..taps];
-            for tap in (0..taps).step_by(GROUP) {
-                let from = begin + 4 * tap;
-                let four = _mm256_set_m128i(load(rows[1], from), load(rows[0], from));
-                for (two, tap) in [(first_two, tap), (second_two, tap + 2)] {
-                    let words = _mm256_shuffle_epi8(four, two);
-                    high = _mm256_add_epi32(high, _mm256_madd_epi16(words, pair(highs, tap)));
-                    low = _mm256_add_epi32(low, _mm256_madd_epi16(words, pair(lows, tap)));
+            let (first, taps) = axis.bounds[at];
+            let taps = (taps as usize).next_multiple_of(GROUP);
+            let highs = axis.high[at * axis.taps..][..taps].chunks_exact(GROUP);
+            let lows = axis.low[at * axis.taps..][..taps].chunks_exact(GROUP);
+            // Of rows 0 and 1, and of rows 2 and 3.
+            let (mut high, mut low) = ([_mm256_setzero_si256(); 2], [_mm256_setzero_si256(); 2]);
+            for (group, (highs, lows)) in highs.zip(lows).enumerate() {
+                let from = 4 * (first as usize + GROUP * group);
+                let [high0, high2, low0, low2] = [pair(highs, 0), pair(highs, 2), pair(lows, 0), pair(lows, 2)];
+                for half in 0..2 {
+                    let four = _mm256_set_m128i(load(rows[2 * half + 1], from), load(rows[2 * half], from));
+                    let words = _mm256_shuffle_epi8(four, first_two);
+                    high[half] = _mm256_add_epi32(high[half], _mm256_madd_epi16(words, high0));
+                    low[half] = _mm256_add_epi32(low[half], _mm256_madd_epi16(words, low0));
+                    let words = _mm256_shuffle_epi8(four, second_two);
+                    high[half] = _mm256_add_epi32(high[half], _mm256_madd_epi16(words, high2));
+                    low[half] = _mm256_add_epi32(low[half], _mm256_madd_epi16(words, low2));
                 }
             }
-            let words = finish(high, low);
-            let bytes = _mm256_packus_epi16(_mm256_packs_epi32(words, words), words);
+            let words = _mm256_packs_epi32(finish(high[0], low[0]), finish(high[1], low[1]));
+            let bytes = _mm256_packus_epi16(words, words);
+            let rows02 = _mm_cvtsi128_si64(_mm256_castsi256_si128(bytes)) as u64;
+            let rows13 = _mm_cvtsi128_si64(_mm256_extracti128_si256::<1>(bytes)) as u64;
             // The fourth byte belongs to the next pixel, which is written later, or to the slack.
-            let one = _mm_cvtsi128_si32(_mm256_castsi256_si128(bytes));
-            let two = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(bytes));
-            upper[3 * slot..3 * slot + 4].copy_from_slice(&one.to_le_bytes());
-            lower[3 * slot..3 * slot + 4].copy_from_slice(&two.to_le_bytes());
+            let pixels = [rows02 as u32, rows13 as u32, (rows02 >> 32) as u32, (rows13 >> 32) as u32];
+            for (row, pixel) in pixels.into_iter().enumerate() {
+                outputs[row][3 * slot..3 * slot + 4].copy_from_slice(&pixel.to_le_bytes());
+            }
         }
     }
 
@@ -239,7 +247,7 @@ pub(crate) mod avx2 {
         let (first, taps) = (axis.bounds[at].0 as usize, axis.bounds[at].1 as usize);
         let highs = &axis.high[at * axis.taps..][..axis.taps];
         let lows = &axis.low[at * axis.taps..][..axis.taps];
-        for (part, out) in out.chunks_mut(16).enumerate() {
+        for part in 0..out.len().div_ceil(16) {
             let zero = _mm256_setzero_si256();
             let (mut high0, mut high1, mut low0, mut low1) = (zero, zero, zero, zero);
             for tap in (0..taps).step_by(2) {
@@ -260,7 +268,11 @@ pub(crate) mod avx2 {
             let mut all = [0_u8; 16];
             // SAFETY: the array has 16 bytes.
             unsafe { _mm_storeu_si128(all.as_mut_ptr().cast(), bytes) };
-            out.copy_from_slice(&all[..out.len()]);
+            let out = &mut out[16 * part..];
+            match out.first_chunk_mut() {
+                Some(out) => *out = all,
+                None => out.copy_from_slice(&all[..out.len()]),
+            }
         }
     }
 }
