@@ -177,10 +177,10 @@ def _check_native_extension() -> CheckResult:
 
     subject = "native decoder"
     if not native.is_installed():
-        found = "not installed: images for CPUs are decoded at about half the speed, with the same pixels"
+        found = "not installed: images for CPUs are decoded at less than half the speed, with the same pixels"
         return CheckResult(subject, "note", found, "install cargo (Rust 1.87 or later), then podscale again")
     if not native.is_available():
-        found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at about half the speed"
+        found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"
         return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt")
     if not native.has_avx2():
         return CheckResult(subject, "note", "slower: this processor has no AVX2", "none: the pixels are the same")
