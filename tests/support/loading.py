@@ -19,8 +19,8 @@ from podscale.data.shard_set import ShardSet, Split
 from podscale.training.schedules import image_phases
 from tests.support.shard_set import encode_image, smooth_pixels
 
-needs_native = pytest.mark.skipif(not native.is_available(), reason="the native extension is not installed")
-ON_CPU = "native" if native.is_available() else "reference"
+needs_native = pytest.mark.skipif(not native.is_installed(), reason="the native extension is not installed")
+ON_CPU = "native" if native.is_installed() else "reference"
 """Loader that `auto` takes on CPUs."""
 NATIVE = pytest.param("native", marks=needs_native)
 needs_dali = pytest.mark.skipif(not is_dali_installed(), reason="DALI is not installed (Linux x86-64 only)")

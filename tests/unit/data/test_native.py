@@ -14,7 +14,7 @@ from PIL import Image
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode, decode_rows
-from podscale.data.native import REASONS, CropDecoder
+from podscale.data.native import REASONS, CropDecoder, is_available
 from tests.support.loading import needs_native, special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -94,6 +94,10 @@ def encoded(kind: str, height: int, width: int) -> bytes:
     return encode_image((pixels + noise).clip(0, 255).astype(np.uint8), **{"quality": 90, **SAMPLINGS[kind]})
 
 
+def test_the_extension_is_used_with_the_installed_pillow() -> None:
+    assert is_available()
+
+
 @PORTABLE
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_crops_are_those_of_the_reference(kind, portable) -> None:
@@ -114,7 +118,7 @@ def test_both_orders_of_the_passes_are_pillows(portable) -> None:
     """Pillow 13 resizes vertically first if the height shrinks by more than twice what the width does."""
     decoder, pixels = CropDecoder(1, portable=portable), smooth_pixels(3, 210, 190)
     pixels ^= np.random.default_rng(0).integers(0, 64, pixels.shape).astype(np.uint8)
-    sides = [20, 23, 24, 25, 40, 73, 121, 190]
+    sides = [20, 23, 24, 25, 40, 55, 56, 57, 73, 121, 154, 190]
     crops = [CropParams(0, 0, width, height, 24, 24, 0, 0, False) for width in sides for height in (*sides, 210)]
     images, status = native(decoder, pixels, (210, 190), crops)
     assert not status.any()
