@@ -124,17 +124,18 @@ clean: ## remove the environment, the caches and the output of `make run`
 	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
 
 # The environment is installed from hash-pinned files only. A stamp that is older than its requirement file triggers the
-# installation, so a second `make` takes no time.
+# installation, so a second `make` takes no time. So does a change of the extension, which is built if cargo is there.
+NATIVE := native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs)
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "podscale needs Python 3.11 or later. Choose one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@echo "creating .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
 
-.venv/.run: requirements/run.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
+.venv/.run: requirements/run.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv/bin/python
 	@tools/install.sh run
 
-.venv/.dev: requirements/dev.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
+.venv/.dev: requirements/dev.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv/bin/python
 	@tools/install.sh dev
 
-.venv/.docs: requirements/docs.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
+.venv/.docs: requirements/docs.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv/bin/python
 	@tools/install.sh docs

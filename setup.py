@@ -1,10 +1,15 @@
-"""Map directories outside podscale/ into the package, and take the version from git; the rest is in pyproject.toml.
+"""Map directories outside podscale/ into the package, take the version from git, and build native/.
+
+The rest is in pyproject.toml.
 
 components/ and pipelines/ are at the top of the repository, where Kubeflow users look for them. The dashboards are in
-the chart.
+the chart. The extension is optional: without cargo, or if its crates cannot be downloaded, the package is installed
+without it, and images are decoded by the reference path.
 """
 
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,26 @@ def version_of_commit(version: Any) -> str:
     return f"{RELEASE}.dev{version.distance}"
 
 
+def native_extensions() -> list[Any]:
+    """Return the extension; none without cargo or with PODSCALE_NATIVE=0, so that the wheel is one for all machines."""
+    if os.environ.get("PODSCALE_NATIVE") == "0" or shutil.which(os.environ.get("CARGO", "cargo")) is None:
+        return []
+    try:
+        from setuptools_rust import Binding, RustExtension
+    except ImportError:  # an environment without requirements/build.txt
+        return []
+    extension = RustExtension(
+        "podscale.data._native",
+        path="native/Cargo.toml",
+        args=["--locked"],
+        binding=Binding.PyO3,
+        debug=False,
+        optional=True,
+        py_limited_api=True,
+    )
+    return [extension]
+
+
 class BuildWithVersion(build_py):
     """Build of the modules, with the version of the build as one of them."""
 
@@ -49,5 +74,6 @@ setup(
     packages=find_packages(include=["podscale", "podscale.*"])
     + [f"podscale.{name}" for top in TOP for name in find_packages(include=[top, f"{top}.*"])]
     + [*DASHBOARDS],
+    rust_extensions=native_extensions(),
     package_dir={"podscale": "podscale", **{f"podscale.{top}": top for top in TOP}, **DASHBOARDS},
 )

@@ -25,6 +25,7 @@ from benchmarks.harness import Options, write_results
 from benchmarks.measure import cpu_seconds, median_ratio, rate
 from benchmarks.samples import make_shards
 from podscale.config.run_config import RunConfig
+from podscale.data import native
 from podscale.data.decode import decode
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
@@ -38,16 +39,17 @@ Pipeline = Callable[[Split, int, int], BatchSizes]
 """Reads batches; arguments: split, images of a batch, side in pixels."""
 ROUNDS = 5
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
-READING = """`input.loader=auto` takes `torchvision` on CPUs, although DALI's CPU pipeline may be cheaper: its resized
-pixels are not PIL's, it exists for Linux x86-64 only, and a bad record makes it rebuild its pipeline. For its speed,
-set `--set input.loader=dali`. On GPUs `auto` takes DALI. The reference decodes with simplejpeg, whose pixels equal
-PIL's. On small images most of its cost is PIL's resize."""
+READING = """`input.loader=auto` takes `native` on CPUs, without the extension `reference`; both have PIL's pixels to
+the bit. The extension decodes only the blocks under a crop. The reference decodes down to the crop with simplejpeg, and
+PIL resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
 
 
 def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
     """Return the pipeline of one of Podscale's loaders, with one worker."""
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
+        if name == "native" and not native.is_available():
+            raise InputError("the native extension is not installed", hint="Install podscale where cargo is installed.")
         section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": batch}})
         loader = build_loader(
@@ -150,12 +152,13 @@ def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, 
             yield rows[start : start + batch]
 
 
-REFERENCE = "podscale torchvision (PIL's pixels)"
+REFERENCE = "podscale reference (PIL's pixels)"
 USUAL = "PIL + torchvision transforms"
 FILTERS = {"bilinear": "", "bicubic": ", bicubic"}
 """Filters, and the ends of the names of their pipelines."""
 FILTERED: dict[str, Callable[[str], Pipeline]] = {
-    REFERENCE: partial(podscale_loader, "torchvision"),
+    "podscale native (PIL's pixels)": partial(podscale_loader, "native"),
+    REFERENCE: partial(podscale_loader, "reference"),
     "podscale dali (CPU)": partial(podscale_loader, "dali"),
     USUAL: pil_transforms,
     "torchvision decode_jpeg + tensor transforms": tensor_transforms,

@@ -13,6 +13,7 @@ from benchmarks.measure import cpu_seconds, median_ratio, rate
 from podscale.config.data import Interpolation
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
+from podscale.data import native
 from podscale.data.crop import CropParams, training_crops
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.loaders import pillow
@@ -33,9 +34,11 @@ UNLIMITED = 2**40
 BASELINE = "baseline: decoded whole, cropped and flipped by NumPy"
 LOADERS: dict[str, dict[str, Any]] = {
     BASELINE: {},
-    "no cache": {},
-    "records in memory": {"record_cache_bytes": UNLIMITED},
-    "decoded images in memory": {"decoded_cache_bytes": UNLIMITED},
+    "reference": {},
+    "reference, records in memory": {"record_cache_bytes": UNLIMITED},
+    "reference, decoded images in memory": {"decoded_cache_bytes": UNLIMITED},
+    "native": {"loader": "native"},
+    "native, decoded images in memory": {"loader": "native", "decoded_cache_bytes": UNLIMITED},
     "dali (decodes only the crop; other pixels)": {"loader": "dali"},
 }
 
@@ -74,7 +77,9 @@ class MeasuredLoader:
     """Loader that continues with the next batches at each measurement, and is idle in between."""
 
     def __init__(self, name: str, directory: str, cores: int, size: int) -> None:
-        section = {"loader": "torchvision", "workers": cores, "image_size": size, **LOADERS[name]}
+        if LOADERS[name].get("loader") == "native" and not native.is_available():
+            raise InputError("the native extension is not installed")
+        section = {"loader": "reference", "workers": cores, "image_size": size, **LOADERS[name]}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": BATCH}})
         split = open_shard_set(directory, config).split("train")
         order, phases = build_sampler(config, split), image_phases(config, len(split))
@@ -110,7 +115,7 @@ def loader_rows(directory: str, cores: int, images: int, rounds: int, size: int)
         try:
             loaders[name] = MeasuredLoader(name, directory, cores, size)
         except (ImportError, InputError) as error:
-            if "dali" not in name:
+            if "dali" not in name and "native" not in name:
                 raise
             lines.append(f"| {cores} | {name} | not measured: {error} | | |")
     for name, loader in loaders.items():

@@ -53,7 +53,7 @@ GPU_VARIANTS = (
     BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
     BenchVariant(
         "bf16, compile, graph, 400, torchvision",
-        {**BF16, **COMPILED, "input.loader": "torchvision"},
+        {**BF16, **COMPILED, "input.loader": "reference"},
         400,
         real_images=True,
     ),

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from podscale.config.fields import Section, conflict_error, placement_field, result_field
 from podscale.config.schedule import CropSection
@@ -23,7 +23,7 @@ class RandAugmentSection(Section):
 
 
 class AugmentSection(Section):
-    """Augmentation of cropped images by the loader torchvision; draws are keyed by (seed, epoch, sample key)."""
+    """Augmentation of cropped images by the loaders native and reference; draws are keyed by (seed, epoch, key)."""
 
     policy: Literal["none", "rand_augment", "trivial_augment"] = result_field(
         "none",
@@ -103,11 +103,12 @@ class DataSection(Section):
 class InputSection(Section):
     """Input pipeline, from shards to batches on the device."""
 
-    loader: Literal["auto", "torchvision", "dali", "nvjpeg", "synthetic"] = placement_field(
+    loader: Literal["auto", "native", "reference", "dali", "nvjpeg", "synthetic"] = placement_field(
         "auto",
-        "Loader that decodes and crops; the order of the samples is the same for all. `torchvision`: CPU threads, "
-        "with the pixels of torchvision on PIL images; needs neither torchvision nor torch. `auto`: torchvision; on "
-        "GPUs dali if installed, else nvjpeg (torchvision's decoder on the GPU) if it works.",
+        "Loader that decodes and crops; the order of the samples is the same for all. `native`: CPU threads of "
+        "Podscale's extension, with Pillow's pixels; without the extension, reference. `reference`: CPU threads with "
+        "Pillow, the same pixels. `auto`: native; on GPUs dali if installed, else nvjpeg (torchvision's decoder on the "
+        "GPU) if it works. `torchvision`, of earlier versions, is another name of reference.",
     )
     image_size: int = result_field(224, "Side of the square training image in pixels.", ge=4)
     order: Literal["global", "blocked"] = result_field(
@@ -159,7 +160,13 @@ class InputSection(Section):
     )
     decoded_cache_bytes: int = placement_field(
         0,
-        "Memory per process for decoded training images, bytes (3 per pixel), with the loader torchvision. Pixels "
-        "stay the same. 0 = none.",
+        "Memory per process for decoded training images, bytes (3 per pixel), with the loaders native and "
+        "reference. Pixels stay the same. 0 = none.",
         ge=0,
     )
+
+    @field_validator("loader", mode="before")
+    @classmethod
+    def _rename_loader(cls, value: object) -> object:
+        """Accept the earlier name of the reference loader, so that runs of earlier versions resume."""
+        return "reference" if value == "torchvision" else value

@@ -15,14 +15,14 @@ def check_input(config: RunDocument) -> None:
                 "input.decoded_cache_bytes",
                 f"input.loader={section.loader} keeps no decoded images",
                 got=section.decoded_cache_bytes,
-                hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
+                hint="Set input.loader=native or reference, or input.decoded_cache_bytes=0.",
             )
         if section.augment.is_enabled:
             raise conflict_error(
                 "input.loader",
                 "it only crops and flips, and input.augment needs more",
                 got=section.loader,
-                hint="Set input.loader=torchvision, or leave input.augment out.",
+                hint="Set input.loader=native or reference, or leave input.augment out.",
             )
     _check_padding(config)
     _check_standardization(section)

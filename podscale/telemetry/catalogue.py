@@ -226,6 +226,14 @@ METRICS = (
         "images",
         {"reason": ("decode",)},
     ),
+    MetricSpec(
+        "train_native_refusals",
+        "counter",
+        "every rank",
+        "Training images that the native extension left to the reference path, by reason.",
+        "images",
+        {"reason": ("format", "size", "data")},
+    ),
     # checkpoints and launches
     MetricSpec(
         "train_checkpoint_duration_seconds",

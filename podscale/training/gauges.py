@@ -44,9 +44,14 @@ def add_gauges(
         if (queued := loader.queued_batches) is not None:
             values.set("train_data_queue_depth", queued)
 
+    def read_refusals() -> None:
+        for reason, images in loader.native_refusals.items():
+            values.set("train_native_refusals", images, reason)
+
     metrics.set_flops(flops_per_image, peak_flops(world.device_name, plan.config.train.precision) * len(world.ranks))
     values.on_collect(read_memory)
     values.on_collect(read_queue)
+    values.on_collect(read_refusals)
     if world.is_rank0:
         if (claimed := plan.config.claim.images_per_second) is not None:
             values.set("train_target_images_per_second", claimed)

@@ -34,7 +34,7 @@ RUN, SECOND = "digits-b64", "digits-b128"
 DOCUMENT: Mapping[str, Any] = {
     "run": {"workspace": ".", "seed": 1},
     "data": {"source": "photographs", "format": "imagefolder", "validation_fraction": 0.1, "shard_bytes": 2000000},
-    "input": {"image_size": 16, "loader": "torchvision", "crop": {"scale": [0.7, 1.0], "flip": 0.0}},
+    "input": {"image_size": 16, "loader": "reference", "crop": {"scale": [0.7, 1.0], "flip": 0.0}},
     "model": {"name": "resnet18", "stem": "small", "width": 8},
     "train": {"epochs": 40, "schedule": {"name": "cosine", "learning_rate": 0.1, "warmup_epochs": 1}},
     "evaluate": {"crop_fraction": 1.0, "every_epochs": 0.5},

@@ -34,7 +34,7 @@ def document() -> Callable[..., RunConfig]:
         return RunConfig.model_validate(
             {
                 "run": {"id": "gpu", "workspace": str(workspace)},
-                "input": {"loader": "torchvision", "image_size": size},
+                "input": {"loader": "reference", "image_size": size},
                 "model": model or {"name": "resnet18", "stem": "small", "width": 16},
                 "train": {
                     "epochs": 4,

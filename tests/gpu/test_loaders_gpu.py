@@ -68,7 +68,7 @@ def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_sha
     import torch
 
     directory = make_shard_set({"train": varied_samples(40, 4), "validation": varied_samples(8, 4)})
-    reference = run("torchvision", directory, "cpu", training=training)
+    reference = run("reference", directory, "cpu", training=training)
     busy = torch.randn(8192, 8192, device=DEVICE)
     for _ in range(50):
         busy = busy @ busy / 100
@@ -91,7 +91,7 @@ def test_bicubic_pixels_match_the_reference(loader: str, make_shard_set: Any, tr
         samples.append(Sample(encode_image(noise, quality=95, subsampling=0), number % 4))
     directory = make_shard_set({"train": samples, "validation": samples[:8]})
     bicubic, bilinear = (
-        run("torchvision", directory, "cpu", training=training, interpolation=name) for name in ("bicubic", "bilinear")
+        run("reference", directory, "cpu", training=training, interpolation=name) for name in ("bicubic", "bilinear")
     )
     batches = run(loader, directory, DEVICE, training=training, interpolation="bicubic")
     for want, other, batch in zip(bicubic, bilinear, batches, strict=True):
@@ -111,7 +111,7 @@ def test_padded_crops_match_the_reference(loader: str, make_shard_set: Any) -> N
     directory = make_shard_set({"train": samples, "validation": samples[:8]})
     reference, batches = (
         run(name, directory, device, training=True, crop={"padding": 8})
-        for name, device in (("torchvision", "cpu"), (loader, DEVICE))
+        for name, device in (("reference", "cpu"), (loader, DEVICE))
     )
     for left, right in zip(reference, batches, strict=True):
         difference = np.abs(left.images.astype(int) - right.images.cpu().numpy())
@@ -123,7 +123,7 @@ def test_a_bad_record_is_replaced_on_the_gpu_too(loader: str, make_shard_set: An
     samples = varied_samples(40, 4)
     samples[7] = Sample(b"\0" * 200, samples[7].label, image_size(samples[7].image))
     directory = make_shard_set({"train": samples, "validation": varied_samples(8, 4)})
-    reference = run("torchvision", directory, "cpu", training=True)
+    reference = run("reference", directory, "cpu", training=True)
     batches = run(loader, directory, DEVICE, training=True)
     for left, right in zip(reference, batches, strict=True):
         assert np.array_equal(left.keys, right.keys)

@@ -75,8 +75,9 @@ def wheel_environment(dist: Path, metadata: Message, tmp_path_factory: pytest.Te
 def _not_source(folder: str, names: list[str]) -> set[str]:
     """Return the entries of a checkout that are not source; runs/ and datasets/ are products only at its top."""
     kept = {".gitignore", ".gitattributes", ".git_archival.txt"}
-    hidden = {name for name in names if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"}
-    return hidden - kept | ({"runs", "datasets", "build", "dist", "site"} if Path(folder) == ROOT else set())
+    hidden = {name for name in names if name.startswith(".") or name.endswith((".egg-info", ".so"))} - kept
+    hidden |= {"__pycache__", "target"} & set(names)
+    return hidden | ({"runs", "datasets", "build", "dist", "site"} if Path(folder) == ROOT else set())
 
 
 def _shared_site_directories() -> set[str]:

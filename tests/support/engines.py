@@ -28,7 +28,7 @@ def small(workspace: Path, **changes: Any) -> RunConfig:
     """
     values: dict[str, Any] = {
         "run": {"id": "tiny", "workspace": str(workspace), "seed": 3},
-        "input": {"loader": "torchvision", "image_size": 16},
+        "input": {"loader": "reference", "image_size": 16},
         "model": {"name": "resnet18", "stem": "small", "width": 4},
         "train": {
             "epochs": 4,

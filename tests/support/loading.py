@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from podscale.config.run_config import RunConfig
+from podscale.data import native
 from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, is_dali_installed
 from podscale.data.sampler import build_sampler, evaluation_steps
@@ -18,11 +19,15 @@ from podscale.data.shard_set import ShardSet, Split
 from podscale.training.schedules import image_phases
 from tests.support.shard_set import encode_image, smooth_pixels
 
+needs_native = pytest.mark.skipif(not native.is_installed(), reason="the native extension is not installed")
+ON_CPU = "native" if native.is_installed() else "reference"
+"""Loader that `auto` takes on CPUs."""
+NATIVE = pytest.param("native", marks=needs_native)
 needs_dali = pytest.mark.skipif(not is_dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
-loaders = pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
+loaders = pytest.mark.parametrize("loader", ["reference", NATIVE, pytest.param("dali", marks=needs_dali), "nvjpeg"])
 
 
-def document(loader: str = "torchvision", batch: int = 8, size: int = 32, **sections: Any) -> RunConfig:
+def document(loader: str = "reference", batch: int = 8, size: int = 32, **sections: Any) -> RunConfig:
     sections.setdefault("input", {})
     sections["input"] = {"loader": loader, "image_size": size, "workers": 2, **sections["input"]}
     return RunConfig.model_validate(

@@ -63,7 +63,7 @@ def tiny(name: str, changes: Sequence[str] = ()) -> RunConfig:
         {
             "run": {"id": name, "seed": 1},
             "input": {key: images[key] for key in ("mean", "std", "per_image_standardization")}
-            | {"image_size": SIDE, "loader": "torchvision"},
+            | {"image_size": SIDE, "loader": "reference"},
             "model": {key: model[key] for key in options}
             | {"name": "resnet18", "stem": "small", "width": 8}
             | {"batch_norm": {key: norm[key] for key in ("momentum", "eps", "running")}},

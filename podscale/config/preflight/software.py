@@ -14,7 +14,7 @@ def software_problems(document: RunConfig) -> Iterator[InputError]:
     yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems(document)
     if document.input.loader == "dali" and (find_spec("nvidia") is None or find_spec("nvidia.dali") is None):
         advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
-        hint = f"{advice}, or set input.loader=torchvision."
+        hint = f"{advice}, or set input.loader=auto."
         yield InputError("DALI is not installed", field="input.loader", got="dali", hint=hint)
     yield from _tracker_problems(document)
 

@@ -49,6 +49,11 @@ class Loader(Protocol):
         ...
 
     @property
+    def native_refusals(self) -> Mapping[str, int]:
+        """Number of images that the native extension left to the reference path, by reason."""
+        ...
+
+    @property
     def cached_bytes(self) -> Mapping[str, int]:
         """Bytes that this process keeps in memory, by cache: `records` (compressed) and `decoded`."""
         ...

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from podscale.data import native
 from podscale.data.batch_plan import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
 from podscale.data.loaders.base import BadRecordGuard, Loader
 from podscale.errors import InputError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from podscale.config.run_config import RunConfig
     from podscale.data.sampler import Sampler
     from podscale.data.shard_set import ShardSet, Split
+
+log = logging.getLogger("podscale.data")
 
 
 def build_loader(
@@ -52,11 +56,16 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
 
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
-    """Resolve `auto` by device and installed software; on a CPU or with augmentation it is the reference loader."""
+    """Resolve `auto` by device and installed software; on a CPU or with augmentation it decodes on the CPU."""
+    on_cpu = "native" if native.is_available() else "reference"
     if name == "auto":
         if has_augmentation or not device.startswith("cuda"):
-            return "torchvision"
-        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else "torchvision"
+            return on_cpu
+        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else on_cpu
+    if name == "native":
+        if on_cpu != "native":
+            log.warning("input.loader=native: the extension is not installed; the reference loader is slower")
+        return on_cpu
     if name == "dali" and not is_dali_installed():
         raise InputError(
             "DALI is not installed",
@@ -104,7 +113,7 @@ def _make_loader(
             f"the loader in use ({name}) does not cache decoded images",
             field="input.decoded_cache_bytes",
             got=decoded_bytes,
-            hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
+            hint="Set input.loader=native or reference, or input.decoded_cache_bytes=0.",
         )
     if name == "synthetic":
         from podscale.data.loaders.synthetic import SyntheticLoader
@@ -121,8 +130,10 @@ def _make_loader(
         from podscale.data.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
+    from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
-    return PillowLoader(
+    cpu_loader = NativeLoader if name == "native" else PillowLoader
+    return cpu_loader(
         batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
     )

@@ -59,6 +59,10 @@ class DaliLoader:
         return
 
     @property
+    def native_refusals(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def cached_bytes(self) -> Mapping[str, int]:
         return {"records": self._batch_plan.split.cached_bytes}
 

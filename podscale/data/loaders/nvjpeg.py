@@ -51,6 +51,10 @@ class NvjpegLoader:
         return sum(batch.done() for batch in tuple(self._window))
 
     @property
+    def native_refusals(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def cached_bytes(self) -> Mapping[str, int]:
         return {"records": self._batch_plan.split.cached_bytes}
 

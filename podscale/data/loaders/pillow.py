@@ -1,4 +1,4 @@
-"""Reference loader: torchvision's transforms on PIL images, bit for bit, in a pool of threads.
+"""Loader `reference`: torchvision's transforms on PIL images, bit for bit, in a pool of threads.
 
 It needs neither torchvision nor torch, which TPU hosts do not have. Threads are enough, because decoding and resizing
 release the GIL, and a killed rank leaves no worker process behind.
@@ -6,7 +6,7 @@ release the GIL, and a killed rank leaves no worker process behind.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -61,6 +61,17 @@ class DecodedCache:
                 self._cached_bytes -= size
             raise
 
+    def find(self, row: int) -> Pixels | None:
+        """Return the pixels of an image that is kept, uint8 [height, width, 3]."""
+        return self._kept.get(row)
+
+    def has_room(self, row: int) -> bool:
+        """Return whether the pixels of an image fit now."""
+        if self._cached_bytes >= self._limit_bytes:
+            return False
+        height, width = (int(size[row]) for size in self._sizes)
+        return self._cached_bytes + 3 * height * width <= self._limit_bytes
+
     def _keep(self, row: int, pixels: Pixels) -> Pixels:
         with self._lock:
             if row in self._kept:  # decoded by another thread too, as the substitute of a bad record
@@ -88,11 +99,11 @@ class DecodedCache:
 _CHUNK = 4  # images per task
 
 
-class _PendingBatch:
+class PendingBatch:
     """Batch that is being filled."""
 
-    def __init__(self, request: BatchRequest, views: CropParamsBatch, size: int) -> None:
-        self.request, self.crops, self.size = request, views, size
+    def __init__(self, request: BatchRequest, crops: CropParamsBatch, size: int) -> None:
+        self.request, self.crops, self.size = request, crops, size
         self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
         self.images[request.sample_count :] = 0
         self.rows: npt.NDArray[np.int64] = request.rows.copy()
@@ -108,7 +119,7 @@ class PillowLoader:
         self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
         self._images = DecodedCache(batch_plan.split, decoded_bytes)
         self._augment = batch_plan.augment
-        self._window: deque[_PendingBatch] = deque()
+        self._window: deque[PendingBatch] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
 
     @property
@@ -120,11 +131,15 @@ class PillowLoader:
         return sum(all(task.done() for task in pending.tasks) for pending in tuple(self._window))
 
     @property
+    def native_refusals(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def cached_bytes(self) -> Mapping[str, int]:
         return {"records": self._batch_plan.split.cached_bytes, "decoded": self._images.cached_bytes}
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        window = self._window = deque[_PendingBatch]()
+        window = self._window = deque[PendingBatch]()
         try:
             for step in range(start, stop):
                 while len(window) <= self._prefetch and step + len(window) < stop:
@@ -138,35 +153,44 @@ class PillowLoader:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit_batch(self, step: int) -> _PendingBatch:
+    def _submit_batch(self, step: int) -> PendingBatch:
         request = self._batch_plan.request_at(step)
         views = self._batch_plan.crops_of(step, request.rows, request.epochs)
-        pending = _PendingBatch(request, views, self._batch_plan.image_size_at(step))
-        for begin in range(0, pending.request.sample_count, _CHUNK):
-            part = range(begin, min(begin + _CHUNK, pending.request.sample_count))
-            pending.tasks.append(self._pool.submit(self._fill, pending, part))
+        pending = PendingBatch(request, views, self._batch_plan.image_size_at(step))
+        self._start(pending)
         return pending
 
-    def _collect_batch(self, pending: _PendingBatch) -> Batch:
+    def _start(self, pending: PendingBatch) -> None:
+        """Submit the tasks that fill a batch."""
+        self._submit(self._fill, pending, range(pending.request.sample_count))
+
+    def _submit(
+        self, task: Callable[[PendingBatch, Sequence[int]], None], pending: PendingBatch, slots: Sequence[int]
+    ) -> None:
+        """Submit a task for these slots of a batch, a few at a time."""
+        for begin in range(0, len(slots), _CHUNK):
+            pending.tasks.append(self._pool.submit(task, pending, slots[begin : begin + _CHUNK]))
+
+    def _collect_batch(self, pending: PendingBatch) -> Batch:
         for task in pending.tasks:
             task.result()
         return self._batch_plan.make_batch(replace(pending.request, rows=pending.rows), pending.images)
 
-    def _fill(self, pending: _PendingBatch, part: range) -> None:
-        for slot in part:
+    def _fill(self, pending: PendingBatch, slots: Sequence[int]) -> None:
+        for slot in slots:
             pixels, view = self._decode_or_substitute(pending, slot)
             image = crop_and_resize(pixels, view, pending.size, self._batch_plan.interpolation)
             done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
             pending.images[slot] = done
 
-    def _draws(self, pending: _PendingBatch, slot: int) -> RandomDraws:
+    def _draws(self, pending: PendingBatch, slot: int) -> RandomDraws:
         assert self._augment is not None
         one = slice(slot, slot + 1)
         keys = self._batch_plan.split.keys[pending.rows[one]].astype(np.uint64)
         drawn: RandomDraws = self._augment.draws(pending.request.epochs[one], keys)[0]
         return drawn
 
-    def _decode_or_substitute(self, pending: _PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
+    def _decode_or_substitute(self, pending: PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
         """Return the pixels and the crop of a slot's sample, or of its substitute."""
         row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.crops[slot]
         while True:

@@ -18,6 +18,7 @@ class SyntheticLoader:
 
     bad_records = 0
     queued_batches = None
+    native_refusals: ClassVar[Mapping[str, int]] = {}
     cached_bytes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, batch_plan: BatchPlan, *, classes: int, seed: int, device: str) -> None:

@@ -25,7 +25,7 @@ def document(workspace: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": {"id": "alex", "workspace": str(workspace), "seed": 3},
-            "input": {"loader": "torchvision", "image_size": 64},
+            "input": {"loader": "reference", "image_size": 64},
             "model": {"name": "alexnet", "width": 4},
             "train": {"epochs": 2, "global_batch": 16, "optimizer": {"name": "lars"}, "schedule": {"learning_rate": 1}},
             "evaluate": {"batch": 4},

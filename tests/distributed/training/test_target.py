@@ -22,7 +22,7 @@ def digits(workspace: Path, **train: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": {"id": "target", "workspace": str(workspace), "seed": 3},
-            "input": {"loader": "torchvision", "image_size": 8, "crop": {"scale": (0.9, 1), "flip": 0}},
+            "input": {"loader": "reference", "image_size": 8, "crop": {"scale": (0.9, 1), "flip": 0}},
             "model": {"name": "resnet18", "stem": "small", "width": 8},
             "train": {
                 "epochs": 12,

@@ -25,7 +25,7 @@ from tests.support.commands import podscale, set_options
 DOCUMENT = """
 run: {id: r, workspace: work}
 data: {source: photos, max_reject_rate: 0.5, validation_fraction: 0.3, stratify: true}
-input: {image_size: 16, loader: torchvision}
+input: {image_size: 16, loader: reference}
 model: {name: resnet18, stem: small, width: 4}
 train: {epochs: 1, global_batch: 4}
 launch: {processes: 1, shard_workers: 1}

@@ -3,9 +3,11 @@
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 from podscale.cli import machine_doctor, main
 from podscale.hardware import TPU_CHIPS
+from podscale.data import native
 from podscale.util import host_info
 from podscale.util.terminal import CheckResult
 
@@ -42,6 +44,21 @@ def test_what_is_missing_is_reported(monkeypatch, tmp_path):
     assert checks["DALI"].verdict == "note"
     assert checks["/dev/shm"].verdict == "note"
     assert "512 MiB free of 1.0 GiB" in checks["memory"].found
+
+
+def test_the_native_decoder_and_the_cost_of_its_absence(monkeypatch, tmp_path):
+    check = by_subject(machine_doctor.check_machine(tmp_path))["native decoder"]
+    assert check.verdict == ("ok" if native.is_available() and native.has_avx2() else "note")
+    monkeypatch.setattr(native, "_native", SimpleNamespace(has_avx2=lambda: False))
+    monkeypatch.setattr(native, "_has_pillows_pixels", lambda extension: True)
+    assert "no AVX2" in by_subject(machine_doctor.check_machine(tmp_path))["native decoder"].found
+    monkeypatch.setattr(native, "_has_pillows_pixels", lambda extension: False)
+    assert "Pillow" in by_subject(machine_doctor.check_machine(tmp_path))["native decoder"].found
+    monkeypatch.setattr(native, "_native", None)
+    check = by_subject(machine_doctor.check_machine(tmp_path))["native decoder"]
+    assert check.verdict == "note"
+    assert "with the same pixels" in check.found
+    assert "cargo" in check.advice
 
 
 def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from podscale.data.loaders.build_loader import resolve_loader
 from podscale.data.sampler import Sampler
 from podscale.data.shard_set import ShardSet
 from podscale.data.step_positions import StepPositions
-from tests.support.loading import document, train
+from tests.support.loading import ON_CPU, document, train
 from tests.support.refusals import refused
 
 MEAN = (0.485, 0.456, 0.406)
@@ -293,7 +293,7 @@ def test_repeats_are_augmented_differently() -> None:
 
 
 def test_a_policy_is_the_reference_loaders() -> None:
-    assert resolve_loader("auto", "cuda:0", has_augmentation=True) == "torchvision"
+    assert resolve_loader("auto", "cuda:0", has_augmentation=True) == ON_CPU
     for loader in ("dali", "nvjpeg"):
         with refused("input.augment", field="input.loader", got=loader):
             loads(f"input: {{loader: {loader}, augment: {{erase: 0.1}}}}")

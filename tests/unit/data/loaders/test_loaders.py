@@ -9,7 +9,7 @@ import pytest
 from podscale.data.loaders.build_loader import is_dali_installed, resolve_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
-from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, open_loader, train
+from tests.support.loading import NATIVE, ON_CPU, by_key, document, evaluate, loaders, needs_dali, open_loader, train
 from tests.support.polling import until
 from tests.support.refusals import refused
 
@@ -138,7 +138,7 @@ def test_batches_are_prepared_ahead(make_shard_set) -> None:
         batches.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
+@pytest.mark.parametrize("loader", ["reference", NATIVE, pytest.param("dali", marks=needs_dali)])
 def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(loader, make_shard_set) -> None:
     """Images are decoded in threads of the rank: they neither outlive it nor delay its exit."""
     program = (
@@ -162,10 +162,10 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
 
 
 def test_auto_takes_dali_for_gpus_alone(monkeypatch) -> None:
-    assert resolve_loader("auto", "cpu") == "torchvision"
-    assert resolve_loader("auto", "cuda:1") == ("dali" if is_dali_installed() else "torchvision")
+    assert resolve_loader("auto", "cpu") == ON_CPU
+    assert resolve_loader("auto", "cuda:1") == ("dali" if is_dali_installed() else ON_CPU)
     monkeypatch.setattr("podscale.data.loaders.build_loader.is_dali_installed", lambda: False)
-    assert resolve_loader("auto", "cuda:1") == "torchvision", "there is no such device here"
+    assert resolve_loader("auto", "cuda:1") == ON_CPU, "there is no such device here"
     monkeypatch.setattr("podscale.data.loaders.build_loader._is_nvjpeg_available", lambda device: device == "cuda:1")
     assert resolve_loader("auto", "cuda:1") == "nvjpeg"
     assert resolve_loader("synthetic", "cuda:1") == "synthetic"

@@ -17,7 +17,7 @@ from podscale.data.decode import BadRecord, decode
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.data.sharding.build_shard_set import build_shard_set
-from tests.support.loading import by_key, document, evaluate, needs_dali, pil_pixels, special_images, train
+from tests.support.loading import NATIVE, by_key, document, evaluate, needs_dali, pil_pixels, special_images, train
 from tests.support.shard_set import Sample, encode_image
 
 
@@ -33,9 +33,9 @@ def alike(reference: list[Any], other: list[Any], *, share: float = 1.0) -> None
 
 
 @needs_dali
-def test_dali_and_torchvision_give_the_same_samples_and_nearly_the_same_pixels(make_shard_set) -> None:
+def test_dali_and_the_reference_give_the_same_samples_and_nearly_the_same_pixels(make_shard_set) -> None:
     directory = make_shard_set()
-    alike(*(train(document(name), directory, 0, 6) for name in ("torchvision", "dali")))
+    alike(*(train(document(name), directory, 0, 6) for name in ("reference", "dali")))
 
 
 def test_decoding_in_batches_gives_the_same_samples_and_nearly_the_same_pixels(make_shard_set) -> None:
@@ -43,7 +43,7 @@ def test_decoding_in_batches_gives_the_same_samples_and_nearly_the_same_pixels(m
     samples = [Sample(data, 0) for name, data in special_images().items() if name != "one pixel"]
     directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
     for size in (32, 64):
-        config, other = (document(name, batch=6, size=size) for name in ("torchvision", "nvjpeg"))
+        config, other = (document(name, batch=6, size=size) for name in ("reference", "nvjpeg"))
         for read in (lambda c: train(c, directory, 0, 6), lambda c: evaluate(c, directory)):
             alike(read(config), read(other))
 
@@ -52,7 +52,7 @@ def test_decoding_in_batches_gives_the_same_samples_and_nearly_the_same_pixels(m
 @pytest.mark.parametrize("size", [32, 64])
 def test_evaluation_is_alike_in_both_loaders(size, make_shard_set) -> None:
     directory = make_shard_set()
-    alike(*(evaluate(document(name, size=size), directory, world=2) for name in ("torchvision", "dali")))
+    alike(*(evaluate(document(name, size=size), directory, world=2) for name in ("reference", "dali")))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
 @needs_dali
 def test_digits_are_alike_in_both_loaders(digits: tuple[RunConfig, Path]) -> None:
     config, directory = digits
-    configs = [load_variant(config, name) for name in ("torchvision", "dali")]
+    configs = [load_variant(config, name) for name in ("reference", "dali")]
     per_epoch = 1438 // config.train.global_batch
     for read in (
         lambda c: train(c, directory, per_epoch - 2, per_epoch + 2, world=2),
@@ -99,7 +99,7 @@ def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> Non
         assert np.array_equal(decode(np.frombuffer(sample.image, np.uint8)), pil_pixels(sample.image))
     directory = make_shard_set({"train": samples, "validation": samples})
     for run in (lambda c: train(c, directory, 0, 3), lambda c: evaluate(c, directory)):
-        loaded = (run(document(name, batch=32, size=224, evaluate={"batch": 32})) for name in ("torchvision", "dali"))
+        loaded = (run(document(name, batch=32, size=224, evaluate={"batch": 32})) for name in ("reference", "dali"))
         alike(*loaded, share=0.999)
 
 
@@ -165,7 +165,7 @@ def resampled(pixels: np.ndarray, size: int, interpolation: str) -> np.ndarray:
 
 
 @interpolations
-@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
+@pytest.mark.parametrize("loader", ["reference", NATIVE, pytest.param("dali", marks=needs_dali), "nvjpeg"])
 @pytest.mark.parametrize("side", [61, 23], ids=["smaller", "larger"])
 def test_resized_pixels_are_those_of_the_filters_equations(side, loader, interpolation, make_shard_set) -> None:
     """Noise has the highest frequencies, which another filter, or one without antialiasing, changes most.
@@ -186,7 +186,7 @@ def test_resized_pixels_are_those_of_the_filters_equations(side, loader, interpo
         assert difference.mean() < 0.4
 
 
-@pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali), "nvjpeg"])
+@pytest.mark.parametrize("loader", ["reference", NATIVE, pytest.param("dali", marks=needs_dali), "nvjpeg"])
 def test_padded_crops_are_windows_of_a_padded_image(loader, make_shard_set) -> None:
     """Images of the training size are not resized: all loaders have the same pixels, black outside the image."""
     shapes = [(32, 32), (32, 45), (50, 32)] * 4

@@ -1,0 +1,42 @@
+//! Coverage-guided fuzzing of the decoder, with AddressSanitizer. README.md has the commands.
+//!
+//! The first 8 bytes of an input choose the crop, the rest is the file. Both kernels must agree.
+#![no_main]
+
+use _native::crop::{Crop, Cropper, Image};
+use _native::header;
+use _native::resample::Filter;
+use libfuzzer_sys::fuzz_target;
+
+const SIZE: usize = 20;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((choice, file)) = input.split_first_chunk::<8>() else { return };
+    let (height, width) = match header::parse(file) {
+        Ok(header) if header.height * header.width <= 1 << 20 => (header.height, header.width),
+        _ => return,
+    };
+    let part = |from: u8, of: usize| usize::from(from) * of / 256;
+    let (left, top) = (part(choice[0], width), part(choice[1], height));
+    let crop = Crop {
+        height,
+        width,
+        left,
+        top,
+        crop_width: 1 + part(choice[2], width - left),
+        crop_height: 1 + part(choice[3], height - top),
+        out_width: SIZE + usize::from(choice[4] & 31),
+        out_height: SIZE + usize::from(choice[5] & 31),
+        out_left: i64::from(choice[6] & 15) - 4,
+        out_top: i64::from(choice[6] >> 4) - 4,
+        mirror: choice[7] & 1 == 1,
+    };
+    assert!(crop.is_valid());
+    let filter = if choice[7] & 2 == 2 { Filter::Bicubic } else { Filter::Bilinear };
+    let outputs = [false, true].map(|portable| {
+        let mut out = vec![0; 3 * SIZE * SIZE];
+        let result = Cropper::new(portable).run(Image::Jpeg(file), &crop, SIZE, filter, &mut out);
+        result.map(|()| out)
+    });
+    assert_eq!(outputs[0], outputs[1]);
+});

@@ -1,0 +1,81 @@
+//! Batches: the crops of many images, by several threads, into one output.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::crop::{Crop, Cropper, Image};
+use crate::refusal::Refusal;
+use crate::resample::Filter;
+
+/// Crop of a batch.
+pub struct Job<'a> {
+    pub image: Image<'a>,
+    pub crop: Crop,
+    /// Pixels of the crop, 3 * size * size bytes.
+    pub out: &'a mut [u8],
+    /// Written: 0, or the number of a `Refusal`.
+    pub status: &'a mut u8,
+}
+
+/// Threads' decoders, whose memory is kept between batches.
+pub struct BatchDecoder {
+    croppers: Mutex<Vec<Cropper>>,
+    threads: usize,
+    portable: bool,
+}
+
+impl BatchDecoder {
+    pub fn new(threads: usize, portable: bool) -> Self {
+        BatchDecoder { croppers: Mutex::new(Vec::new()), threads: threads.max(1), portable }
+    }
+
+    /// Decode the jobs. Several batches at a time are allowed; each uses `threads` threads.
+    pub fn decode(&self, jobs: &mut [Job], size: usize, filter: Filter) {
+        let threads = self.threads.min(jobs.len());
+        if threads <= 1 {
+            return self.with_cropper(|cropper| {
+                for job in jobs {
+                    run(cropper, job, size, filter);
+                }
+            });
+        }
+        let next = AtomicUsize::new(0);
+        let jobs: Vec<Mutex<&mut Job>> = jobs.iter_mut().map(Mutex::new).collect();
+        let work = || {
+            self.with_cropper(|cropper| {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Ok(mut job) = job.lock() {
+                        run(cropper, &mut job, size, filter);
+                    }
+                }
+            });
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // If the system has no thread left, the others do the work.
+                let _ = std::thread::Builder::new().name("podscale-decode".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+    }
+
+    fn with_cropper(&self, body: impl FnOnce(&mut Cropper)) {
+        let kept = self.croppers.lock().ok().and_then(|mut croppers| croppers.pop());
+        let mut cropper = kept.unwrap_or_else(|| Cropper::new(self.portable));
+        body(&mut cropper);
+        if let Ok(mut croppers) = self.croppers.lock() {
+            croppers.push(cropper);
+        }
+    }
+}
+
+fn run(cropper: &mut Cropper, job: &mut Job, size: usize, filter: Filter) {
+    // A panic would be a defect of this crate. The reference path then decodes the image, and the training goes on.
+    let result = catch_unwind(AssertUnwindSafe(|| cropper.run(job.image, &job.crop, size, filter, job.out)));
+    *job.status = match result {
+        Ok(Ok(())) => 0,
+        Ok(Err(refusal)) => refusal as u8,
+        Err(_) => Refusal::Data as u8,
+    };
+}

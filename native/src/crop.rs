@@ -1,0 +1,332 @@
+//! A crop of a JPEG, decoded, resized and mirrored as Pillow does it.
+
+use std::ops::Range;
+
+use crate::color::{ColorRows, Decoded, Pixels, Rows};
+use crate::header::{self, Header, Sampling};
+use crate::kernels::{Kernels, Portable};
+use crate::refusal::Refusal;
+use crate::resample::{Axis, Filter, ROWS, SLACK};
+use crate::scan::{Region, ScanDecoder};
+
+/// Largest region that is decoded, pixels; the reference path has its own limits.
+const MAX_PIXELS: usize = 1 << 27;
+
+/// Crop of an image, as in `podscale.data.crop.CropParams`. All values are pixels.
+#[derive(Clone, Copy, Debug)]
+pub struct Crop {
+    /// Size that the image must have.
+    pub height: usize,
+    pub width: usize,
+    /// Rectangle of the image.
+    pub left: usize,
+    pub top: usize,
+    pub crop_width: usize,
+    pub crop_height: usize,
+    /// Size of the resized rectangle.
+    pub out_width: usize,
+    pub out_height: usize,
+    /// Square of the resized rectangle; it may extend beyond it, and is black there.
+    pub out_left: i64,
+    pub out_top: i64,
+    pub mirror: bool,
+}
+
+impl Crop {
+    /// Whether the rectangle lies in the image and no size is 0.
+    pub fn is_valid(&self) -> bool {
+        self.crop_width > 0
+            && self.crop_height > 0
+            && self.left + self.crop_width <= self.width
+            && self.top + self.crop_height <= self.height
+            && (1..=1 << 16).contains(&self.out_width)
+            && (1..=1 << 16).contains(&self.out_height)
+    }
+}
+
+/// Memory of the rows that are resampled together.
+#[derive(Default)]
+struct RowGroup {
+    rows: [Vec<u8>; ROWS],
+}
+
+impl RowGroup {
+    fn reserve(&mut self, bytes: usize) -> [&mut [u8]; ROWS] {
+        self.rows.each_mut().map(|row| {
+            if row.len() < bytes {
+                row.resize(bytes, 0);
+            }
+            &mut row[..bytes]
+        })
+    }
+}
+
+/// Image whose crop is wanted.
+#[derive(Clone, Copy)]
+pub enum Image<'a> {
+    Jpeg(&'a [u8]),
+    /// Decoded, 3 bytes a pixel.
+    Pixels(&'a [u8]),
+}
+
+/// Decoder of crops with its memory, which is kept between images.
+pub struct Cropper {
+    has_avx2: bool,
+    scan: ScanDecoder,
+    resizer: Resizer,
+}
+
+#[derive(Default)]
+struct Resizer {
+    across: Axis,
+    down: Axis,
+    colors: ColorRows,
+    wide: RowGroup,
+    narrow: RowGroup,
+    image: Vec<u8>,
+}
+
+impl Cropper {
+    /// Create a decoder; with `portable` it does not use the processor's AVX2.
+    pub fn new(portable: bool) -> Self {
+        Cropper { has_avx2: !portable && has_avx2(), scan: ScanDecoder::default(), resizer: Resizer::default() }
+    }
+
+    /// Write a crop of an image to `out`, `size` x `size` pixels of 3 bytes. On a refusal `out` has no meaning.
+    pub fn run(
+        &mut self,
+        image: Image,
+        crop: &Crop,
+        size: usize,
+        filter: Filter,
+        out: &mut [u8],
+    ) -> Result<(), Refusal> {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_avx2 {
+            // SAFETY: the processor has these instructions.
+            return unsafe { run_avx2(&mut self.scan, &mut self.resizer, image, crop, size, filter, out) };
+        }
+        run::<Portable>(&mut self.scan, &mut self.resizer, image, crop, size, filter, out)
+    }
+}
+
+/// Whether the processor has the instructions of `kernels::Avx2` and of `run_avx2`.
+pub fn has_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// As `run`, compiled for a processor with AVX2 and BMI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2")]
+fn run_avx2(
+    scan: &mut ScanDecoder,
+    resizer: &mut Resizer,
+    image: Image,
+    crop: &Crop,
+    size: usize,
+    filter: Filter,
+    out: &mut [u8],
+) -> Result<(), Refusal> {
+    run::<crate::kernels::Avx2>(scan, resizer, image, crop, size, filter, out)
+}
+
+#[inline(always)]
+fn run<K: Kernels>(
+    scan: &mut ScanDecoder,
+    resizer: &mut Resizer,
+    image: Image,
+    crop: &Crop,
+    size: usize,
+    filter: Filter,
+    out: &mut [u8],
+) -> Result<(), Refusal> {
+    let columns = visible(crop.out_left, size, crop.out_width).ok_or(Refusal::Format)?;
+    let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
+    resizer.across.fill(filter, crop.crop_width, crop.out_width, columns.clone());
+    resizer.down.fill(filter, crop.crop_height, crop.out_height, rows.clone());
+    let source =
+        Source { columns: shifted(&resizer.across.source, crop.left), rows: shifted(&resizer.down.source, crop.top) };
+    if source.columns.len().saturating_mul(source.rows.len()) > MAX_PIXELS {
+        return Err(Refusal::Format);
+    }
+    let file = match image {
+        Image::Pixels(bytes) => {
+            if bytes.len() != 3 * crop.height * crop.width {
+                return Err(Refusal::Size);
+            }
+            resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, crop, &source, size, out);
+            return Ok(());
+        }
+        Image::Jpeg(file) => file,
+    };
+    let header = header::parse(file)?;
+    if (header.height, header.width) != (crop.height, crop.width) {
+        return Err(Refusal::Size);
+    }
+    scan.decode::<K>(&header, &region(&header, &source))?;
+    resizer.run::<K, _>(&Decoded { header: &header, planes: &scan.planes }, crop, &source, size, out);
+    Ok(())
+}
+
+/// Return the outputs of an axis that lie in a window.
+fn visible(begin: i64, size: usize, length: usize) -> Option<Range<usize>> {
+    let first = begin.max(0);
+    let end = (begin.saturating_add(size as i64)).min(length as i64);
+    (first < end).then_some(first as usize..end as usize)
+}
+
+fn shifted(range: &Range<usize>, by: usize) -> Range<usize> {
+    range.start + by..range.end + by
+}
+
+/// Pixels of the image that are needed.
+struct Source {
+    columns: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// Place of the pixels in the output.
+struct Target {
+    left: usize,
+    top: usize,
+    width: usize,
+    height: usize,
+    /// Side of the output.
+    size: usize,
+    mirror: bool,
+}
+
+impl Target {
+    /// Return the place of the visible part of a crop that has one.
+    fn new(crop: &Crop, size: usize) -> Self {
+        let place = |begin: i64, length: usize| {
+            let visible = visible(begin, size, length).unwrap_or(0..0);
+            ((visible.start as i64 - begin) as usize, visible.len())
+        };
+        let ((left, width), (top, height)) =
+            (place(crop.out_left, crop.out_width), place(crop.out_top, crop.out_height));
+        let left = if crop.mirror { size - left - width } else { left };
+        Target { left, top, width, height, size, mirror: crop.mirror }
+    }
+
+    /// Return the bytes of a row, without those that stay black.
+    #[inline(always)]
+    fn row<'a>(&self, out: &'a mut [u8], row: usize) -> &'a mut [u8] {
+        let begin = 3 * ((self.top + row) * self.size + self.left);
+        &mut out[begin..begin + 3 * self.width]
+    }
+}
+
+/// Return the MCUs of the source, with those that the upsampling of chroma also reads.
+fn region(header: &Header, source: &Source) -> Region {
+    let (h, v) = header.sampling.luma_blocks();
+    let mcus = |range: &Range<usize>, factor: usize, has_margin: bool, length: usize| {
+        let margin = if has_margin { 2 } else { 0 };
+        let end = (range.end + margin).min(length);
+        range.start.saturating_sub(margin) / (8 * factor)..end.div_ceil(8 * factor)
+    };
+    let is_quarter = header.sampling == Sampling::Quarter;
+    Region {
+        columns: mcus(&source.columns, h, is_quarter || header.sampling == Sampling::Half, header.width),
+        rows: mcus(&source.rows, v, is_quarter, header.height),
+    }
+}
+
+impl Resizer {
+    /// Write the crop; `across` and `down` have its weights.
+    #[inline(always)]
+    fn run<K: Kernels, R: Rows>(&mut self, rows: &R, crop: &Crop, source: &Source, size: usize, out: &mut [u8]) {
+        let target = Target::new(crop, size);
+        if (target.width, target.height) != (size, size) {
+            out.fill(0);
+        }
+        // Pillow 13 resizes vertically first if that saves more.
+        let lost_rows = crop.crop_height as i64 - crop.out_height as i64;
+        let lost_columns = crop.crop_width as i64 - crop.out_width as i64;
+        let has_both = !self.across.is_identity && !self.down.is_identity;
+        if has_both && lost_rows > 0 && lost_rows > 2 * lost_columns {
+            self.vertical_first::<K, R>(rows, source, &target, out);
+        } else {
+            self.horizontal_first::<K, R>(rows, source, &target, out);
+        }
+    }
+
+    #[inline(always)]
+    fn horizontal_first<K: Kernels, R: Rows>(&mut self, image: &R, source: &Source, target: &Target, out: &mut [u8]) {
+        let stride = 3 * target.width + SLACK;
+        let rows = source.rows.len();
+        let bytes = stride * rows.next_multiple_of(ROWS) + SLACK;
+        if self.image.len() < bytes {
+            self.image.resize(bytes, 0);
+        }
+        let wide_bytes = 4 * source.columns.len() + self.across.row_slack();
+        for (group, outputs) in self.image.chunks_exact_mut(ROWS * stride).take(rows.div_ceil(ROWS)).enumerate() {
+            let mut wide = self.wide.reserve(wide_bytes);
+            for (row, pixels) in (ROWS * group..rows).zip(&mut wide) {
+                image.write::<K>(&mut self.colors, source.rows.start + row, source.columns.clone(), pixels);
+            }
+            let mut outputs = outputs.chunks_exact_mut(stride);
+            let outputs = std::array::from_fn(|_| outputs.next().unwrap_or_default());
+            horizontal::<K>(&self.across, wide.map(|row| &*row), outputs, target);
+        }
+        for row in 0..target.height {
+            let bytes = target.row(out, row);
+            if self.down.is_identity {
+                bytes.copy_from_slice(&self.image[row * stride..][..bytes.len()]);
+            } else {
+                K::vertical(&self.down, row, &self.image, stride, bytes);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn vertical_first<K: Kernels, R: Rows>(&mut self, image: &R, source: &Source, target: &Target, out: &mut [u8]) {
+        let columns = source.columns.len();
+        let stride = 4 * columns + SLACK;
+        let bytes = stride * source.rows.len() + SLACK;
+        if self.image.len() < bytes {
+            self.image.resize(bytes, 0);
+        }
+        for (row, pixels) in source.rows.clone().zip(self.image.chunks_exact_mut(stride)) {
+            image.write::<K>(&mut self.colors, row, source.columns.clone(), pixels);
+        }
+        let wide_bytes = 4 * columns + self.across.row_slack();
+        for begin in (0..target.height).step_by(ROWS) {
+            let mut wide = self.wide.reserve(wide_bytes);
+            for (row, pixels) in (begin..target.height).zip(&mut wide) {
+                K::vertical(&self.down, row, &self.image, stride, &mut pixels[..4 * columns]);
+            }
+            let mut narrow = self.narrow.reserve(3 * target.width + SLACK);
+            horizontal::<K>(&self.across, wide.map(|row| &*row), narrow.each_mut().map(|row| &mut **row), target);
+            for (row, pixels) in (begin..target.height).zip(&narrow) {
+                let bytes = target.row(out, row);
+                bytes.copy_from_slice(&pixels[..bytes.len()]);
+            }
+        }
+    }
+}
+
+/// Resample or only copy rows of 4 bytes a pixel to 3 bytes a pixel.
+#[inline(always)]
+fn horizontal<K: Kernels>(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], target: &Target) {
+    if !axis.is_identity {
+        return K::horizontal(axis, rows, outputs, target.mirror);
+    }
+    for (row, output) in rows.into_iter().zip(outputs) {
+        let pixels = output.chunks_exact_mut(3).take(target.width);
+        let sources = row.chunks_exact(4).take(target.width);
+        let copy = |(pixel, source): (&mut [u8], &[u8])| pixel.copy_from_slice(&source[..3]);
+        if target.mirror {
+            pixels.zip(sources.rev()).for_each(copy);
+        } else {
+            pixels.zip(sources).for_each(copy);
+        }
+    }
+}

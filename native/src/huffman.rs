@@ -1,0 +1,194 @@
+//! Huffman tables and the bit reader. One lookup gives length, run and size of nearly every symbol.
+
+use crate::header::RawTable;
+use crate::refusal::Refusal;
+
+/// Bits of a lookup.
+const LOOK: u32 = 10;
+
+/// Advance of an end of block: more than any position.
+pub const END_OF_BLOCK: usize = 127;
+
+/// Symbol that a lookup found. Bits 0 to 4: bits of its code and its value together. Bits 5 to 8: bits of its value.
+/// Bits 9 to 15: advance in zigzag order, 0 for DC. 0: the code is longer than a lookup.
+type Entry = u16;
+
+/// Bits of the code and the value of any symbol that a lookup finds, at most.
+const LOOKED_UP_BITS: u32 = LOOK + 15;
+
+pub struct Table {
+    lookup: [Entry; 1 << LOOK],
+    /// By length: one more than the largest code, aligned to 16 bits; 0 if no code has the length.
+    limits: [u32; 17],
+    /// By length: index of a symbol minus its code.
+    offsets: [i32; 17],
+    symbols: [u8; 256],
+    /// Source of the table that was built last, so that equal tables of the next image are not built again.
+    counts: [u8; 16],
+    count: usize,
+    is_dc: bool,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Table {
+            lookup: [0; 1 << LOOK],
+            limits: [0; 17],
+            offsets: [0; 17],
+            symbols: [0; 256],
+            counts: [0; 16],
+            count: 0,
+            is_dc: false,
+        }
+    }
+}
+
+impl Table {
+    /// Build the table; it refuses what libjpeg refuses. DC symbols are at most 15.
+    pub fn build(&mut self, raw: &RawTable, is_dc: bool) -> Result<(), Refusal> {
+        let count = raw.symbols.len();
+        if count > 0 && self.is_dc == is_dc && self.counts == *raw.counts && self.symbols[..self.count] == *raw.symbols
+        {
+            return Ok(());
+        }
+        (self.count, self.is_dc) = (0, is_dc); // not known until it is built
+        if is_dc && raw.symbols.iter().any(|&symbol| symbol > 15) {
+            return Err(Refusal::Format);
+        }
+        self.symbols[..count].copy_from_slice(raw.symbols);
+        self.lookup.fill(0);
+        let (mut code, mut index) = (0_u32, 0_usize);
+        let longest = raw.counts.iter().rposition(|&of_length| of_length > 0).map_or(0, |at| at + 1);
+        let mut begun = false;
+        for length in 1..=16_usize {
+            let of_length = usize::from(raw.counts[length - 1]);
+            self.offsets[length] = index as i32 - code as i32;
+            for symbol in &raw.symbols[index..index + of_length] {
+                if length as u32 <= LOOK {
+                    self.fill(*symbol, code, length as u32, is_dc);
+                }
+                code += 1;
+            }
+            index += of_length;
+            begun |= of_length > 0;
+            if begun && length <= longest && code >= 1 << length {
+                return Err(Refusal::Format); // too many codes, or one that is all ones
+            }
+            self.limits[length] = if of_length > 0 { code << (16 - length) } else { 0 };
+            code <<= 1;
+        }
+        self.counts.copy_from_slice(raw.counts);
+        self.count = count;
+        Ok(())
+    }
+
+    /// Fill all lookups that begin with a code.
+    fn fill(&mut self, symbol: u8, code: u32, length: u32, is_dc: bool) {
+        let free = LOOK - length;
+        let first = (code << free) as usize;
+        if let Some(entries) = self.lookup.get_mut(first..first + (1 << free)) {
+            entries.fill(entry(symbol, length, is_dc)); // `build` refuses a table with impossible codes
+        }
+    }
+
+    /// Find a symbol whose code is longer than a lookup.
+    #[cold]
+    fn long_code(&self, bits16: u32) -> Option<Entry> {
+        for length in LOOK as usize + 1..=16 {
+            if bits16 < self.limits[length] {
+                let index = (bits16 >> (16 - length)) as i32 + self.offsets[length];
+                return Some(entry(*self.symbols.get(usize::try_from(index).ok()?)?, length as u32, self.is_dc));
+            }
+        }
+        None
+    }
+}
+
+fn entry(symbol: u8, length: u32, is_dc: bool) -> Entry {
+    let size = u16::from(symbol & 15);
+    let advance = match symbol {
+        _ if is_dc => 0,
+        0xF0 => 16,
+        _ if size == 0 => END_OF_BLOCK as u16,
+        _ => u16::from(symbol >> 4) + 1,
+    };
+    (length as u16 + size) | size << 5 | advance << 9
+}
+
+/// Reader of the bits of a segment without stuffing, most significant first. Behind the end it reads what follows, or
+/// zeros: compare `position` with the segment's length.
+#[derive(Clone, Copy)]
+pub struct BitReader<'a> {
+    data: &'a [u8],
+    next: usize,
+    buffer: u64,
+    bits: u32,
+}
+
+/// Symbol with its value.
+pub struct Coded {
+    pub advance: usize,
+    pub value: i32,
+}
+
+impl<'a> BitReader<'a> {
+    pub fn new(data: &'a [u8]) -> Self {
+        BitReader { data, next: 0, buffer: 0, bits: 0 }
+    }
+
+    /// Bits read so far.
+    pub fn position(&self) -> usize {
+        8 * self.next - self.bits as usize
+    }
+
+    /// Fill the buffer to at least 56 bits.
+    #[inline(always)]
+    pub fn refill(&mut self) {
+        let word = match self.data.get(self.next..self.next + 8) {
+            Some(bytes) => u64::from_be_bytes(bytes.try_into().unwrap_or_default()),
+            None => self.last_bytes(),
+        };
+        self.buffer |= word >> self.bits;
+        self.next += ((63 - self.bits) >> 3) as usize;
+        self.bits |= 56;
+    }
+
+    #[cold]
+    fn last_bytes(&self) -> u64 {
+        let mut bytes = [0; 8];
+        if let Some(rest) = self.data.get(self.next..) {
+            let count = rest.len().min(8);
+            bytes[..count].copy_from_slice(&rest[..count]);
+        }
+        u64::from_be_bytes(bytes)
+    }
+
+    /// Decode a symbol. Two of them need at most one `refill`, which must come before the first.
+    #[inline(always)]
+    pub fn symbol(&mut self, table: &Table) -> Option<Coded> {
+        const { assert!(2 * LOOKED_UP_BITS <= 56) };
+        let mut entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
+        if entry == 0 {
+            self.refill();
+            entry = table.long_code((self.buffer >> 48) as u32)?;
+            let coded = self.take(entry);
+            self.refill();
+            return Some(coded);
+        }
+        Some(self.take(entry))
+    }
+
+    /// Read the value of a symbol, and pass over both.
+    #[inline(always)]
+    fn take(&mut self, entry: Entry) -> Coded {
+        let (total, size) = (u32::from(entry & 31), u32::from((entry >> 5) & 15));
+        let rest = self.buffer << (total - size);
+        let bits = (rest >> 1 >> (63 - size)) as i32;
+        // A value whose first bit is 0 is negative.
+        let is_positive = (rest as i64 >> 63) as i32;
+        let value = bits + (!is_positive & (1 - (1 << size)));
+        self.buffer <<= total;
+        self.bits -= total;
+        Coded { advance: usize::from(entry >> 9), value }
+    }
+}

@@ -1,0 +1,74 @@
+//! Kernels in two versions, with equal results: portable Rust, and AVX2 if the processor has it.
+
+use crate::color;
+use crate::idct;
+use crate::resample::{self, Axis, ROWS};
+use crate::scan::Block;
+
+pub trait Kernels {
+    /// Write the 8 x 8 samples of a block whose sum is at most `idct::SAFE_SUM`.
+    fn idct(block: &Block, samples: &mut [u8], stride: usize);
+
+    /// Convert a row of YCbCr to RGB with a fourth byte; `pixels` has 4 bytes for each sample.
+    fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]);
+
+    /// Resample rows of 4 bytes a pixel to 3 bytes a pixel, reversed if `mirror`. The rows and the outputs extend
+    /// `resample::SLACK` bytes behind their last pixel.
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool);
+
+    /// Write output `at` of an axis from rows of `stride` bytes; `out` has as many bytes as are needed of a row.
+    fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]);
+}
+
+pub struct Portable;
+
+impl Kernels for Portable {
+    fn idct(block: &Block, samples: &mut [u8], stride: usize) {
+        idct::idct_portable(block, samples, stride);
+    }
+
+    fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
+        color::convert_portable(y, cb, cr, pixels);
+    }
+
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
+        for (row, output) in rows.into_iter().zip(outputs) {
+            resample::horizontal_portable(axis, row, output, mirror);
+        }
+    }
+
+    fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
+        resample::vertical_portable(axis, at, rows, stride, out);
+    }
+}
+
+/// Kernels for processors with AVX2. Only `crop::Cropper` names them, after it has found AVX2.
+#[cfg(target_arch = "x86_64")]
+pub struct Avx2;
+
+#[cfg(target_arch = "x86_64")]
+impl Kernels for Avx2 {
+    #[inline(always)]
+    fn idct(block: &Block, samples: &mut [u8], stride: usize) {
+        // SAFETY: the processor has AVX2, or this type would not have been named. So in the functions below.
+        unsafe { idct::avx2::idct(block, samples, stride) }
+    }
+
+    #[inline(always)]
+    fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { color::avx2::convert(y, cb, cr, pixels) }
+    }
+
+    #[inline(always)]
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
+        // SAFETY: as above.
+        unsafe { resample::avx2::horizontal(axis, rows, outputs, mirror) }
+    }
+
+    #[inline(always)]
+    fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { resample::avx2::vertical(axis, at, rows, stride, out) }
+    }
+}

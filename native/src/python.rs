@@ -1,0 +1,132 @@
+//! Extension module `podscale.data._native`.
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::batch::{BatchDecoder, Job};
+use crate::crop::{self, Crop, Image};
+use crate::resample::Filter;
+
+/// Columns of a crop: height and width of the image, left, top, width and height of the rectangle, width and height of
+/// the resized rectangle, left and top of the square, mirrored or not.
+const FIELDS: usize = 11;
+
+/// Decoder of batches of crops.
+#[pyclass(frozen)]
+struct CropDecoder(BatchDecoder);
+
+#[pymethods]
+impl CropDecoder {
+    #[new]
+    #[pyo3(signature = (threads, *, portable = false))]
+    fn new(threads: usize, portable: bool) -> Self {
+        CropDecoder(BatchDecoder::new(threads, portable))
+    }
+
+    /// Decode crops of JPEGs without the GIL.
+    ///
+    /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3]. `crops`: int64 [n, 11]. `images`: uint8 [n, size, size, 3],
+    /// written. `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
+    #[allow(clippy::too_many_arguments)]
+    fn decode(
+        &self,
+        py: Python<'_>,
+        records: &Bound<'_, PyList>,
+        crops: PyBuffer<i64>,
+        images: PyBuffer<u8>,
+        status: PyBuffer<u8>,
+        size: usize,
+        bicubic: bool,
+    ) -> PyResult<()> {
+        let count = records.len();
+        let bytes = size.checked_mul(size).and_then(|pixels| pixels.checked_mul(3)).unwrap_or(usize::MAX);
+        let crops = parse_crops(py, &crops, count)?;
+        if status.item_count() != count || images.item_count() != bytes.saturating_mul(count) || bytes == 0 {
+            return Err(PyValueError::new_err("images and status must have a place for each record"));
+        }
+        let files = records.iter().map(|record| PyBuffer::<u8>::get(&record)).collect::<PyResult<Vec<_>>>()?;
+        let files = files.iter().map(image).collect::<PyResult<Vec<_>>>()?;
+        let (images, status) = (writable(&images)?, writable(&status)?);
+        let mut jobs: Vec<Job> = files
+            .into_iter()
+            .zip(crops)
+            .zip(images.chunks_exact_mut(bytes).zip(status))
+            .map(|((image, crop), (out, status))| Job { image, crop, out, status })
+            .collect();
+        let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
+        py.detach(|| self.0.decode(&mut jobs, size, filter));
+        Ok(())
+    }
+}
+
+/// Read the crops, int64 [n, FIELDS]; all must lie in their images.
+fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<Vec<Crop>> {
+    if crops.shape() != [count, FIELDS] {
+        return Err(PyValueError::new_err(format!("crops must be int64 [{count}, {FIELDS}]")));
+    }
+    let values = crops.to_vec(py)?;
+    values
+        .chunks_exact(FIELDS)
+        .map(|row| {
+            let size = |at: usize| usize::try_from(row[at]).ok().filter(|&size| size <= 1 << 20);
+            let crop = (|| {
+                Some(Crop {
+                    height: size(0)?,
+                    width: size(1)?,
+                    left: size(2)?,
+                    top: size(3)?,
+                    crop_width: size(4)?,
+                    crop_height: size(5)?,
+                    out_width: size(6)?,
+                    out_height: size(7)?,
+                    out_left: row[8],
+                    out_top: row[9],
+                    mirror: row[10] != 0,
+                })
+            })();
+            crop.filter(Crop::is_valid).ok_or_else(|| PyValueError::new_err(format!("impossible crop: {row:?}")))
+        })
+        .collect()
+}
+
+/// An array of three dimensions is a decoded image.
+fn image(buffer: &PyBuffer<u8>) -> PyResult<Image<'_>> {
+    let bytes = readable(buffer)?;
+    Ok(if buffer.dimensions() == 3 { Image::Pixels(bytes) } else { Image::Jpeg(bytes) })
+}
+
+fn readable(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("a record must be contiguous"));
+    }
+    if buffer.item_count() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the buffer is contiguous, holds item_count() bytes and lives as long as the borrow. Nothing writes to
+    // records: they are shards mapped read-only, which are never changed in place.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) })
+}
+
+#[allow(clippy::mut_from_ref)]
+fn writable(buffer: &PyBuffer<u8>) -> PyResult<&mut [u8]> {
+    if !buffer.is_c_contiguous() || buffer.readonly() {
+        return Err(PyValueError::new_err("images and status must be contiguous and writable"));
+    }
+    // SAFETY: the buffer is contiguous, writable, holds item_count() bytes and lives as long as the borrow. The caller
+    // hands over an array that no other thread uses until the call returns.
+    Ok(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), buffer.item_count()) })
+}
+
+/// Whether this processor runs the AVX2 kernels.
+#[pyfunction]
+fn has_avx2() -> bool {
+    crop::has_avx2()
+}
+
+#[pymodule(gil_used = false)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CropDecoder>()?;
+    module.add_function(wrap_pyfunction!(has_avx2, module)?)
+}

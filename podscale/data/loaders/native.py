@@ -1,0 +1,79 @@
+"""Loader `native`: crops decoded by the extension, with the pixels of the loader `reference`.
+
+The extension decodes a batch in one call, in its own threads. What it refuses, the threads of the reference loader
+decode, with the same substitutes for bad records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from PIL import Image
+
+from podscale.data.batch_plan import BatchPlan
+from podscale.data.decode import Pixels
+from podscale.data.loaders.base import BadRecordGuard
+from podscale.data.loaders.pillow import PendingBatch, PillowLoader
+from podscale.data.native import REASONS, CropDecoder
+
+_NOTHING: Pixels = np.empty(0, dtype=np.uint8)  # the extension refuses it
+
+
+class NativeLoader(PillowLoader):
+    """Loader whose extension decodes in `workers` threads; the arguments are those of PillowLoader.
+
+    An image that `decoded_bytes` keeps is decoded whole, once, by the reference path. The extension crops and resizes
+    it later.
+    """
+
+    def __init__(
+        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+    ) -> None:
+        super().__init__(batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes)
+        self._decoder = CropDecoder(workers)
+        self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")
+        self._refusals = Counter(dict.fromkeys(REASONS.values(), 0))
+
+    @property
+    def native_refusals(self) -> Mapping[str, int]:
+        return self._refusals
+
+    def close(self) -> None:
+        self._batches.shutdown(wait=True, cancel_futures=True)
+        super().close()
+
+    def _start(self, pending: PendingBatch) -> None:
+        pending.tasks.append(self._batches.submit(self._decode_batch, pending))
+
+    def _decode_batch(self, pending: PendingBatch) -> None:
+        """Decode a batch, and submit the tasks for what is left before this one ends."""
+        split, count = self._batch_plan.split, pending.request.sample_count
+        rows = pending.rows[:count]
+        records: list[Pixels] = []
+        to_keep: set[int] = set()
+        for slot, row in enumerate(rows.tolist()):
+            pixels = self._images.find(row)
+            if pixels is None and self._images.has_room(row):
+                to_keep.add(slot)
+            records.append(_NOTHING if slot in to_keep else split.read(row) if pixels is None else pixels)
+        status = self._decoder.decode(
+            records,
+            split.column("height")[rows],
+            split.column("width")[rows],
+            pending.crops,
+            pending.images[:count],
+            self._batch_plan.interpolation,
+        )
+        refused = np.flatnonzero(status).tolist()
+        self._refusals.update(REASONS[int(status[slot])] for slot in refused if slot not in to_keep)
+        self._submit(self._fill, pending, refused)
+        if self._augment is not None:
+            self._submit(self._augment_slots, pending, np.flatnonzero(status == 0).tolist())
+
+    def _augment_slots(self, pending: PendingBatch, slots: Sequence[int]) -> None:
+        assert self._augment is not None
+        for slot in slots:
+            pending.images[slot] = self._augment(Image.fromarray(pending.images[slot]), self._draws(pending, slot))

@@ -1,0 +1,107 @@
+"""Crops of JPEGs by the native extension (native/), with the pixels of Pillow to the bit.
+
+The extension decodes sequential JPEGs in gray and in YCbCr 4:4:4, 4:2:2 and 4:2:0. It refuses all others, and damaged
+ones; the reference path (`podscale.data.decode`) decodes those. Its absence costs time and never changes pixels.
+"""
+
+import importlib
+import io
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import Image
+
+from podscale.config.data import Interpolation
+from podscale.data.crop import CropParams, CropParamsBatch
+from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
+
+log = logging.getLogger("podscale.data")
+
+_native: Any
+try:
+    _native = importlib.import_module("podscale.data._native")
+except ImportError:  # built without cargo, or for another machine
+    _native = None
+
+REASONS = {1: "format", 2: "size", 3: "data"}
+"""Reason of a refusal by its number in the extension: `format` is another kind of image or an unusual header, `size`
+another size than the index has, `data` damaged or unusual entropy-coded data."""
+
+
+def is_installed() -> bool:
+    """Return whether the extension is installed."""
+    return _native is not None
+
+
+def is_available() -> bool:
+    """Return whether the extension is installed, and the installed Pillow has its pixels."""
+    return is_installed() and _has_pillows_pixels(_native)
+
+
+@cache
+def _has_pillows_pixels(extension: Any) -> bool:
+    """Compare a few crops with those of the installed libraries: another version of Pillow may resize differently."""
+    noise = np.random.default_rng(0).integers(0, 256, (61, 50, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "JPEG", quality=90, subsampling=2)
+    record = np.frombuffer(file.getvalue(), dtype=np.uint8)
+    shapes = ((50, 61), (50, 20), (13, 61), (9, 9))
+    crops = [CropParams(0, 0, *shape, 16, 16, 0, 0, False) for shape in shapes]
+    columns = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
+    height, width, images = np.full(4, 61), np.full(4, 50), np.empty((4, 16, 16, 3), dtype=np.uint8)
+    decoder, pixels = CropDecoder(1, extension=extension), decode(record)
+    for interpolation in RESAMPLING:
+        status = decoder.decode([record] * 4, height, width, columns, images, interpolation)
+        wanted = [np.asarray(crop_and_resize(pixels, crop, 16, interpolation)) for crop in crops]
+        if status.any() or not np.array_equal(images, wanted):
+            log.warning("the native decoder is not used: the installed Pillow %s has other pixels", PIL.__version__)
+            return False
+    return True
+
+
+def has_avx2() -> bool:
+    """Return whether the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
+    return bool(_native.has_avx2())
+
+
+class CropDecoder:
+    """Decoder of batches of crops in `threads` threads, without the GIL. Safe from several threads.
+
+    Args:
+        portable: do not use AVX2.
+        extension: module of the extension; default: the installed one.
+    """
+
+    def __init__(self, threads: int, *, portable: bool = False, extension: Any = None) -> None:
+        self._decoder = (extension or _native).CropDecoder(threads, portable=portable)
+
+    def decode(
+        self,
+        records: Sequence[Pixels],
+        heights: npt.NDArray[np.integer],
+        widths: npt.NDArray[np.integer],
+        crops: CropParamsBatch,
+        images: Pixels,
+        interpolation: Interpolation,
+    ) -> npt.NDArray[np.uint8]:
+        """Write the crops to `images`. Returns 0 or the number of the reason for each record, uint8 [n].
+
+        The images of refused records have no meaning.
+
+        Args:
+            records: n encoded images, uint8 [bytes], or decoded ones, uint8 [height, width, 3].
+            heights: [n], height that each image must have, pixels.
+            widths: [n], width that each image must have, pixels.
+            crops: crops of the records; further ones are ignored.
+            images: uint8 [n, size, size, 3], contiguous; written.
+        """
+        columns = [heights, widths, *(getattr(crops, name)[: len(records)] for name in CropParams._fields)]
+        table = np.stack(columns, axis=1).astype(np.int64)
+        status = np.zeros(len(records), dtype=np.uint8)
+        self._decoder.decode(list(records), table, images, status, images.shape[1], interpolation == "bicubic")
+        return status

@@ -1,0 +1,399 @@
+"""Native decoder: the reference's pixels to the bit, or a refusal; never a crash, whatever the bytes."""
+
+import io
+import os
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from podscale.config.data import Interpolation
+from podscale.data.crop import CropParams, CropParamsBatch
+from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode, decode_rows
+from podscale.data.native import REASONS, CropDecoder, is_available
+from tests.support.loading import needs_native, special_images
+from tests.support.shard_set import encode_image, smooth_pixels
+
+pytestmark = needs_native
+
+SIZE = 24
+PORTABLE = pytest.mark.parametrize("portable", [False, True], ids=["fastest", "portable"])
+SAMPLINGS = {
+    "gray": {},
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "restart in rows": {"subsampling": 2, "restart_marker_blocks": 3},
+    "restart rows": {"subsampling": 1, "restart_marker_rows": 1},
+    "own tables": {"subsampling": 2, "optimize": True, "quality": 97},
+    "coarse": {"subsampling": 2, "quality": 3},
+}
+SHAPES = [
+    *((1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (1, 9), (9, 1), (4, 5), (5, 4), (7, 6), (8, 8), (9, 15), (15, 9)),
+    *((16, 16), (17, 18), (31, 33), (33, 31), (48, 64), (61, 50), (150, 101)),
+]
+
+
+def as_record(data: bytes) -> Pixels:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def random_crops(generator: np.random.Generator, height: int, width: int, size: int) -> list[CropParams]:
+    """Return crops at every edge, of one pixel, of the whole image, cut out of it, and padded."""
+    rows = [0, 0, height - 1, int(generator.integers(height)), int(generator.integers(height))]
+    columns = [width - 1, 0, 0, int(generator.integers(width)), int(generator.integers(width))]
+    boxes = [(left, top, 1, 1) for left, top in zip(columns, rows, strict=True)]
+    boxes += [
+        (left, top, int(generator.integers(1, width - left + 1)), int(generator.integers(1, height - top + 1)))
+        for left, top in zip(columns[1:], rows[1:], strict=True)
+    ]
+    boxes.append((0, 0, width, height))
+    crops = [CropParams(*box, size, size, 0, 0, bool(generator.integers(2))) for box in boxes]
+    scale = size / min(height, width)
+    resized = (max(size, int(width * scale)), max(size, int(height * scale)))
+    window = (int(generator.integers(resized[0] - size + 1)), int(generator.integers(resized[1] - size + 1)))
+    crops.append(CropParams(0, 0, width, height, *resized, *window, False))
+    crops.append(CropParams(0, 0, width, height, *resized, window[0] - 3, window[1] + 4, True))
+    crops.append(CropParams(0, 0, width, height, width, height, -1, -2, True))  # not resized
+    crops.append(CropParams(0, 0, width, height, width, size, 0, 0, False))
+    return crops
+
+
+def batch_of(crops: Sequence[CropParams]) -> CropParamsBatch:
+    return CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
+
+
+def expected(record: Pixels, shape: tuple[int, int], crop: CropParams, size: int, filtered: Interpolation) -> Pixels:
+    if record.ndim == 1:
+        record = decode_rows(record, *shape, crop.top + crop.height)
+    return np.asarray(crop_and_resize(record, crop, size, filtered))
+
+
+def native(
+    decoder: CropDecoder,
+    record: Pixels,
+    shape: tuple[int, int],
+    crops: Sequence[CropParams],
+    size: int = SIZE,
+    filtered: Interpolation = "bilinear",
+) -> tuple[Pixels, Pixels]:
+    """Return the crops of one image, and their status."""
+    images = np.full((len(crops), size, size, 3), 77, dtype=np.uint8)
+    heights, widths = (np.full(len(crops), side) for side in shape)
+    status = decoder.decode([record] * len(crops), heights, widths, batch_of(crops), images, filtered)
+    return images, status
+
+
+def encoded(kind: str, height: int, width: int) -> bytes:
+    pixels = smooth_pixels(height * width, height, width, *((1,) if kind == "gray" else ()))
+    noise = np.random.default_rng(width).integers(-20, 20, pixels.shape)
+    return encode_image((pixels + noise).clip(0, 255).astype(np.uint8), **{"quality": 90, **SAMPLINGS[kind]})
+
+
+def test_the_extension_is_used_with_the_installed_pillow() -> None:
+    assert is_available()
+
+
+@PORTABLE
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_crops_are_those_of_the_reference(kind, portable) -> None:
+    decoder, generator = CropDecoder(1, portable=portable), np.random.default_rng(1)
+    for height, width in SHAPES:
+        record = as_record(encoded(kind, height, width))
+        crops = random_crops(generator, height, width, SIZE)
+        for filtered in ("bilinear", "bicubic"):
+            images, status = native(decoder, record, (height, width), crops, filtered=filtered)
+            assert not status.any(), (height, width, status)
+            for crop, image in zip(crops, images, strict=True):
+                want = expected(record, (height, width), crop, SIZE, filtered)
+                assert np.array_equal(image, want), (height, width, filtered, crop)
+
+
+@PORTABLE
+def test_both_orders_of_the_passes_are_pillows(portable) -> None:
+    """Pillow 13 resizes vertically first if the height shrinks by more than twice what the width does."""
+    decoder, pixels = CropDecoder(1, portable=portable), smooth_pixels(3, 210, 190)
+    pixels ^= np.random.default_rng(0).integers(0, 64, pixels.shape).astype(np.uint8)
+    sides = [20, 23, 24, 25, 40, 55, 56, 57, 73, 121, 154, 190]
+    crops = [CropParams(0, 0, width, height, 24, 24, 0, 0, False) for width in sides for height in (*sides, 210)]
+    images, status = native(decoder, pixels, (210, 190), crops)
+    assert not status.any()
+    for crop, image in zip(crops, images, strict=True):
+        assert np.array_equal(image, expected(pixels, (210, 190), crop, SIZE, "bilinear")), crop
+
+
+@PORTABLE
+def test_decoded_images_are_cropped_the_same(portable) -> None:
+    decoder, generator = CropDecoder(2, portable=portable), np.random.default_rng(2)
+    for height, width in SHAPES:
+        pixels = generator.integers(0, 256, (height, width, 3)).astype(np.uint8)
+        crops = random_crops(generator, height, width, SIZE)
+        images, status = native(decoder, pixels, (height, width), crops, filtered="bicubic")
+        assert not status.any()
+        for crop, image in zip(crops, images, strict=True):
+            assert np.array_equal(image, expected(pixels, (height, width), crop, SIZE, "bicubic")), crop
+
+
+@PORTABLE
+def test_extreme_blocks_are_exact_or_refused(portable) -> None:
+    """Black and white noise has the largest coefficients; 16-bit steps of libjpeg's SIMD code may overflow."""
+    decoder, generator = CropDecoder(1, portable=portable), np.random.default_rng(3)
+    statuses: Counter[int] = Counter()
+    for attempt in range(60):
+        shape = (40, 56)
+        channels = () if attempt % 2 else (3,)
+        pixels = (generator.integers(0, 2, (*shape, *channels)) * 255).astype(np.uint8)
+        data = bytearray(encode_image(pixels, quality=100, subsampling=0))
+        if attempt % 3 == 0:  # a quantisation table that multiplies every coefficient
+            at = data.index(b"\xff\xdb") + 5
+            data[at : at + 64] = bytes([1 + attempt // 3] * 64)
+        record = as_record(bytes(data))
+        crop = CropParams(3, 2, 50, 37, SIZE, SIZE, 0, 0, False)
+        images, status = native(decoder, record, shape, [crop])
+        statuses[int(status[0])] += 1
+        if not status[0]:
+            assert np.array_equal(images[0], expected(record, shape, crop, SIZE, "bilinear")), attempt
+    assert statuses[0] > 30
+    assert statuses[3] > 5
+    assert set(statuses) == {0, 3}
+
+
+def without_markers(data: bytes) -> bytes:
+    """Remove the JFIF segment."""
+    assert data[2:4] == b"\xff\xe0"
+    return data[:2] + data[4 + int.from_bytes(data[4:6], "big") :]
+
+
+def refused_images() -> dict[str, tuple[bytes, str]]:
+    """Return images and the reasons for which they are refused."""
+    rgb = smooth_pixels(1, 50, 60)
+    good = encode_image(rgb, quality=90, subsampling=2)
+    sof, scan = good.index(b"\xff\xc0"), good.index(b"\xff\xda")
+    restarts = encode_image(rgb, quality=90, restart_marker_rows=1)
+
+    def changed(at: int, value: int) -> bytes:
+        return good[:at] + bytes([value]) + good[at + 1 :]
+
+    rows = [at for at in range(len(restarts) - 1) if restarts[at] == 0xFF and 0xD0 <= restarts[at + 1] <= 0xD7]
+    second = restarts[rows[1] + 1]
+    return {
+        "nothing": (b"", "format"),
+        "png": (encode_image(rgb, kind="PNG"), "format"),
+        "progressive": (encode_image(rgb, progressive=True), "format"),
+        "cmyk": (encode_image(smooth_pixels(3, 50, 60, 4)), "format"),
+        "rgb": (encode_image(rgb, keep_rgb=True), "format"),
+        "arithmetic": (changed(sof + 1, 0xC9), "format"),
+        "12 bits": (changed(sof + 4, 12), "format"),
+        "4:4:0": (changed(sof + 11, 0x12), "format"),
+        "lines unknown": (good[: sof + 5] + b"\0\0" + good[sof + 7 :], "format"),
+        "no end": (good[:-2], "format"),
+        "header alone": (good[:scan] + b"\xff\xd9", "format"),
+        "no quantisation table": (changed(good.index(b"\xff\xdb") + 4, 3), "format"),
+        "a table of all ones": (changed(good.index(b"\xff\xc4") + 5, 2), "format"),
+        "two frames": (good[:sof] + good[sof:scan] + good[sof:], "format"),
+        "other components": (changed(sof + 10, 9), "format"),
+        "other size": (encode_image(rgb[:-1]), "size"),
+        "marker in the data": (good[: scan + 200] + b"\xff\xc4" + good[scan + 202 :], "data"),
+        "cut short": (good[: scan + 120] + b"\xff\xd9", "data"),
+        "missing restart": (restarts[: rows[1]] + restarts[rows[1] + 2 :], "data"),
+        "doubled restart": (restarts[: rows[1]] + bytes([255, second]) + restarts[rows[1] :], "data"),
+        "restarts out of order": (restarts[: rows[1] + 1] + bytes([second ^ 1]) + restarts[rows[1] + 2 :], "data"),
+    }
+
+
+@pytest.mark.parametrize("name", refused_images())
+def test_unusual_images_are_refused_with_a_reason(name) -> None:
+    data, reason = refused_images()[name]
+    crop = CropParams(2, 1, 55, 48, SIZE, SIZE, 0, 0, False)
+    _, status = native(CropDecoder(1), as_record(data), (50, 60), [crop])
+    assert REASONS[int(status[0])] == reason
+
+
+def test_usual_variants_are_not_refused() -> None:
+    """Gray with sampling factors, numbered components without JFIF, comments, superfluous data."""
+    gray = bytearray(encode_image(smooth_pixels(2, 40, 33, 1)))
+    gray[gray.index(b"\xff\xc0") + 11] = 0x22
+    rgb = smooth_pixels(1, 40, 33)
+    good = encode_image(rgb, quality=90)
+    restarts = encode_image(rgb, quality=90, restart_marker_rows=1)
+    restart = next(at for at in range(len(restarts)) if restarts[at : at + 2] == b"\xff\xd1")
+    variants = {
+        "gray 2x2": bytes(gray),
+        "no JFIF": without_markers(good),
+        "comment": encode_image(rgb, comment=b"seen", icc_profile=b"p" * 70_000),
+        "more data": good[:-2] + bytes(100) + b"\xff\xd9",
+        "garbage before a restart": restarts[:restart] + b"abcdef" + restarts[restart:],
+        "extended": good.replace(b"\xff\xc0", b"\xff\xc1", 1),
+        "rotated": encode_image(rgb, exif=_exif()),
+    }
+    crop = CropParams(2, 1, 30, 30, SIZE, SIZE, 0, 0, True)
+    for name, data in variants.items():
+        record = as_record(data)
+        images, status = native(CropDecoder(1), record, (40, 33), [crop])
+        assert status[0] == 0, name
+        assert np.array_equal(images[0], expected(record, (40, 33), crop, SIZE, "bilinear")), name
+
+
+def _exif() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+def same_or_refused(decoder: CropDecoder, data: Pixels, shape: tuple[int, int], crops: Sequence[CropParams]) -> int:
+    """Assert that each crop is refused or has the reference's pixels. Returns the number of crops with pixels."""
+    images, status = native(decoder, data, shape, crops)
+    for crop, image, refusal in zip(crops, images, status, strict=True):
+        if refusal == 0:
+            try:
+                want = expected(data, shape, crop, SIZE, "bilinear")
+            except BadRecord as error:
+                raise AssertionError(f"the reference refuses it: {error}") from error
+            assert np.array_equal(image, want), crop
+    return int((status == 0).sum())
+
+
+UPPER = CropParams(10, 3, 40, 20, SIZE, SIZE, 0, 0, False)
+WHOLE = CropParams(0, 0, 70, 60, SIZE, SIZE, 0, 0, False)
+
+
+@pytest.mark.parametrize("kind", ["gray", "4:2:0", "restart in rows"])
+def test_truncated_files(kind) -> None:
+    """Cut at every byte, with and without an end marker behind the cut."""
+    good, decoder = encoded(kind, 60, 70), CropDecoder(1)
+    decoded = 0
+    for length in range(len(good)):
+        _, status = native(decoder, as_record(good[:length]), (60, 70), [WHOLE])
+        assert status[0]
+        decoded += same_or_refused(decoder, as_record(good[:length] + b"\xff\xd9"), (60, 70), [UPPER, WHOLE])
+    assert decoded > 50, "the upper crop does not need the last rows"
+
+
+@pytest.mark.parametrize("kind", ["gray", "4:4:4", "4:2:2", "4:2:0", "restart in rows", "own tables"])
+def test_damaged_files(kind) -> None:
+    """Change bits and bytes in the header and behind it, remove bytes, insert some."""
+    good, decoder, generator = as_record(encoded(kind, 60, 70)), CropDecoder(1), np.random.default_rng(4)
+    scan = bytes(good).index(b"\xff\xda")
+    decoded = 0
+    for attempt in range(500):
+        damaged = good.copy()
+        for _ in range(int(generator.integers(1, 4))):
+            where = int(generator.integers(2, scan + 14) if attempt % 3 == 0 else generator.integers(scan, len(good)))
+            change = [1 << int(generator.integers(8)), 255 ^ int(damaged[where]), int(generator.integers(256))]
+            damaged[where] ^= change[attempt % 4 % 3]
+        if attempt % 7 == 1:
+            damaged = np.delete(damaged, slice(where, where + int(generator.integers(1, 40))))
+        if attempt % 7 == 2:
+            damaged = np.insert(damaged, where, generator.integers(0, 256, 5).astype(np.uint8))
+        decoded += same_or_refused(decoder, damaged, (60, 70), [UPPER, WHOLE])
+    assert decoded > 60
+
+
+@pytest.mark.parametrize("side", [65_500, 65_535])
+def test_an_enormous_size_in_the_header(side) -> None:
+    """A header's size costs neither memory nor time that the data does not justify."""
+    good = bytearray(encode_image(smooth_pixels(1, 50, 60)))
+    at = good.index(b"\xff\xc0") + 5
+    good[at : at + 4] = side.to_bytes(2, "big") * 2
+    record = as_record(bytes(good))
+    whole = CropParams(0, 0, side, side, SIZE, SIZE, 0, 0, False)
+    corner = CropParams(side - 9, side - 9, 9, 9, SIZE, SIZE, 0, 0, False)
+    _, status = native(CropDecoder(1), record, (side, side), [whole, corner])
+    assert status.all()
+
+
+def test_a_batch_is_the_same_with_any_number_of_threads() -> None:
+    records = [as_record(encoded(kind, *shape)) for kind in SAMPLINGS for shape in SHAPES]
+    shapes = np.array([shape for _ in SAMPLINGS for shape in SHAPES])
+    records[5] = as_record(b"nothing")
+    crops = batch_of([CropParams(0, 0, width, height, 24, 24, 0, 0, bool(width % 2)) for height, width in shapes])
+    found = []
+    for threads in (1, 2, 5):
+        images = np.zeros((len(records), SIZE, SIZE, 3), dtype=np.uint8)
+        decoder = CropDecoder(threads)
+        for _ in range(2):
+            status = decoder.decode(records, shapes[:, 0], shapes[:, 1], crops, images, "bilinear")
+        assert np.flatnonzero(status).tolist() == [5]
+        images[5] = 0
+        found.append(images)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [
+        CropParams(0, 0, 0, 5, 24, 24, 0, 0, False),
+        CropParams(-1, 0, 5, 5, 24, 24, 0, 0, False),
+        CropParams(50, 0, 11, 5, 24, 24, 0, 0, False),
+        CropParams(0, 0, 5, 51, 24, 24, 0, 0, False),
+        CropParams(0, 0, 5, 5, 0, 24, 0, 0, False),
+        CropParams(0, 0, 5, 5, 24, 2**40, 0, 0, False),
+    ],
+)
+def test_impossible_crops_are_an_error(crop) -> None:
+    with pytest.raises(ValueError, match="impossible crop"):
+        native(CropDecoder(1), as_record(encode_image(smooth_pixels(1, 50, 60))), (50, 60), [crop])
+
+
+def test_arrays_of_another_size_or_type_are_an_error() -> None:
+    decoder, crops = CropDecoder(1), batch_of([WHOLE, WHOLE])
+    record, sides = as_record(encode_image(smooth_pixels(1, 60, 70))), (np.array([60, 60]), np.array([70, 70]))
+    whole = np.zeros((2, SIZE, SIZE, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match="a place for each record"):
+        decoder.decode([record, record], *sides, crops, whole[:1], "bilinear")
+    with pytest.raises(ValueError, match="contiguous and writable"):
+        decoder.decode([record, record], *sides, crops, whole[:, :, ::-1], "bilinear")
+    with pytest.raises(ValueError, match="must be contiguous"):
+        decoder.decode([record[::2], record], *sides, crops, whole, "bilinear")
+    whole.flags.writeable = False
+    with pytest.raises(ValueError, match="contiguous and writable"):
+        decoder.decode([record, record], *sides, crops, whole, "bilinear")
+
+
+def test_special_images_are_the_same_or_refused() -> None:
+    statuses = {}
+    for name, data in special_images().items():
+        record = as_record(data)
+        height, width = decode(record).shape[:2]
+        crop = CropParams(0, 0, width, height, SIZE, SIZE, 0, 0, True)
+        images, status = native(CropDecoder(1), record, (height, width), [crop])
+        statuses[name] = int(status[0])
+        if not status[0]:
+            assert np.array_equal(images[0], expected(record, (height, width), crop, SIZE, "bilinear")), name
+    usual = {"4:4:4", "4:2:2", "4:2:0", "gray", "rotated by EXIF", "odd size", "one pixel"}
+    assert {name for name, status in statuses.items() if status == 0} == usual
+
+
+def photographs(archive: Path, every: int) -> list[bytes]:
+    with tarfile.open(archive) as tar:
+        members = [member for member in tar if member.name.endswith(("jpg", "JPEG"))][::every]
+        return [file.read() for member in members if (file := tar.extractfile(member)) is not None]
+
+
+ALL = "PODSCALE_TEST_ALL_PHOTOGRAPHS" in os.environ
+"""Compare all photographs, which takes ten minutes, instead of about 200."""
+
+
+@pytest.mark.parametrize(("archive", "every"), [("imagenet-500.tar", 10), ("imagenette224.tar", 90)])
+def test_photographs_are_the_same(archive, every, real_data) -> None:
+    generator, decoder = np.random.default_rng(6), CropDecoder(1)
+    refused = 0
+    found = photographs(real_data / archive, 1 if ALL else every)
+    for data in found:
+        record = as_record(data)
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+        chosen = random_crops(generator, height, width, 96)[5:12]
+        for filtered in ("bilinear", "bicubic"):
+            images, status = native(decoder, record, (height, width), chosen, 96, filtered)
+            refused += bool(status.any())
+            for crop, image, refusal in zip(chosen, images, status, strict=True):
+                if not refusal:
+                    assert np.array_equal(image, expected(record, (height, width), crop, 96, filtered)), crop
+    print(f"{len(found)} photographs, {refused // 2} refused")
+    assert refused <= 2 * max(1, len(found) // 100)
