@@ -27,7 +27,7 @@ completion of commands, presets and option names to the shell.
 """
 
 TOPICS = {
-    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "predict", "study"),
+    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "predict", "serve", "study"),
     "Look before and while it runs": ("config", "presets", "watch", "monitor", "doctor"),
     "Jobs on a cluster": ("submit", "status", "logs", "stop", "list", "render"),
     "Kubeflow Pipelines": ("compile", "pipeline upload", "pipeline run", "pipeline schedule"),
