@@ -7,11 +7,12 @@ Each file begins with its command. A test compares the files with the current ou
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale import config
-from podscale.cli.documents import parse_stages, render_stages
+from podscale.cli.documents import SERVE, parse_stages, render_server, render_stages
+from podscale.cli.options import ServerOptions
 from podscale.kubernetes.render.common import to_yaml
 from podscale.pipelines import presets
 
@@ -24,6 +25,7 @@ JAX = ("train.engine=jax", "launch.image=podscale-tpu:latest")
 GPU = ("launch.image=podscale-gpu:latest",)
 ONE_RANK = ("launch.processes=1", "launch.nodes=1", "launch.resources.cpus=0", "launch.resources.memory_gib=0")
 """Changes to a preset for machines with eight GPUs: on TPUs the number of machines follows from the slice."""
+DEFAULT_SERVER = ServerOptions()
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,20 @@ class Case:
     backend: str
     changes: tuple[str, ...] = ()
     stage: str = "train"
+    server: ServerOptions = DEFAULT_SERVER
 
     @property
     def command(self) -> str:
         options = [option for change in (*VOLUME, *self.changes) for option in ("--set", change)]
         stage = ["--stage", self.stage] if self.stage != "train" else []
-        return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *options])
+        named = {name: value for name, value in vars(self.server).items() if value != getattr(DEFAULT_SERVER, name)}
+        server = [part for name, value in named.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *server, *options])
 
     def render(self) -> str:
         document = config.load(presets.resolve_preset(self.preset), (*VOLUME, *self.changes))
+        if self.stage == SERVE:
+            return f"# {self.command}\n{to_yaml(render_server(document, self.backend, self.server))}"
         return f"# {self.command}\n{to_yaml(render_stages(document, parse_stages(self.stage), self.backend))}"
 
 
@@ -56,7 +63,7 @@ def cases() -> list[Case]:
     cases.append(Case("digits.jax.jobset.yaml", "digits", "jobset", (*two, *JAX)))
     cases += [Case(f"digits.{stage}.yaml", "digits", "job", two, stage) for stage in ("shard", "evaluate", "report")]
     cases.append(Case("digits.elastic.yaml", "digits", "pytorchjob", ("launch.nodes=2", "launch.cluster.min_nodes=1")))
-    cases += _gpus() + _tpus()
+    cases += _gpus() + _tpus() + _servers()
     return cases
 
 
@@ -100,6 +107,20 @@ def _tpus() -> list[Case]:
             (*changes, *ONE_RANK, *JAX, "input.loader=auto"),
         )
         for name, changes in changes_of.items()
+    ]
+
+
+def _servers() -> list[Case]:
+    """Return cases of servers of a run's model."""
+    scaled = ServerOptions(replicas=2, max_replicas=8)
+    claimed = replace(scaled, model="/workspace/models/digits")
+    stored = ServerOptions(model="gs://bucket/models/imagenette", serving_runtime="kserve-tritonserver")
+    gpu = ("launch.hardware=nvidia-l4", *ONE_RANK[:2], *GPU)
+    return [
+        Case("serve/digits.deployment.yaml", "digits", "deployment", stage=SERVE, server=scaled),
+        Case("serve/imagenette.gpu.deployment.yaml", "imagenette", "deployment", gpu, SERVE),
+        Case("serve/digits.kserve.yaml", "digits", "kserve", stage=SERVE, server=claimed),
+        Case("serve/imagenette.triton.kserve.yaml", "imagenette", "kserve", stage=SERVE, server=stored),
     ]
 
 

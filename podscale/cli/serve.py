@@ -12,9 +12,12 @@ app = typer.Typer()
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a run, or of a model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or fsspec URL of a run, or of a model.")],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 in a pod.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port; 0: any free one, which is printed.")] = 8080,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Second port with the same routes, for Prometheus and probes.")
+    ] = None,
     processes: Annotated[int, typer.Option(help="Processes that share the port, each with the model.")] = 1,
     max_batch: Annotated[int | None, typer.Option(help="Images of a batch; default: 16 on a CPU, 64 on a GPU.")] = None,
     max_wait_ms: Annotated[float, typer.Option(help="Time for which a batch waits for more images.")] = 2.0,
@@ -43,13 +46,14 @@ def serve(
     if missing:
         hint = "Run `pip install 'podscale[serve]'`"
         raise InputError(f"needs {', '.join(missing)}, not installed here", field="serve", hint=hint)
-    from podscale.prediction.model import open_model
-    from podscale.serving import serve as server
+    from podscale.serving.model_location import opened_model
     from podscale.serving.options import ServeOptions
+    from podscale.serving.serve import serve as serve_until_stopped
 
     options = ServeOptions(
         host=host,
         port=port,
+        metrics_port=metrics_port,
         processes=processes,
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
@@ -63,4 +67,5 @@ def serve(
         drain_seconds=drain_seconds,
         grace_seconds=grace_seconds,
     )
-    return server.serve(open_model(model, calibrate=options.calibrate), options)
+    with opened_model(model, calibrate=options.calibrate) as opened:
+        return serve_until_stopped(opened, options)

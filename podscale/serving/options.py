@@ -19,6 +19,7 @@ class ServeOptions:
     Args:
         host: address to listen on.
         port: TCP port; 0 for any free one.
+        metrics_port: second port with the same routes, for scrapers and probes; None: only `port`.
         processes: processes that share the port, each with its own copy of the model.
         max_batch: images of a batch; None: 16 on the CPU, 64 on a GPU.
         max_wait_ms: time for which a batch waits for more images, milliseconds.
@@ -35,6 +36,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    metrics_port: int | None = None
     processes: int = 1
     max_batch: int | None = None
     max_wait_ms: float = 2.0
@@ -59,8 +61,10 @@ class ServeOptions:
                 raise InputError("must not be negative", field=_option(name), got=getattr(self, name))
         if self.request_seconds <= 0:
             raise InputError("must be more than 0", field="--request-seconds", got=self.request_seconds)
-        if not 0 <= self.port < 65536:
-            raise InputError("must be from 0 to 65535", field="--port", got=self.port)
+        for name in ("port", "metrics_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port < 65536:
+                raise InputError("must be from 0 to 65535", field=_option(name), got=port)
 
     @property
     def batch(self) -> int:

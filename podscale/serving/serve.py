@@ -34,22 +34,24 @@ BACKLOG = 1024
 
 def serve(model: PredictionModel, options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Raises InputError if the port or the model is unusable."""
-    listener = _listen(options)
-    host, port = listener.getsockname()[:2]
+    listeners = [_listen(options.host, options.port, "--port")]
+    if options.metrics_port is not None:
+        listeners.append(_listen(options.host, options.metrics_port, "--metrics-port"))
+    host, port = listeners[0].getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     classes = format_count(len(model.classes), "class")
     print(f"serving {model.files.name} ({classes}) at {address}/predict", file=sys.stderr, flush=True)
     if options.processes == 1:
-        _serve_in_process(model, options, listener, 0, [False], None)
+        _serve_in_process(model, options, listeners, 0, [False], None)
         return int(ExitCode.DONE)
     with tempfile.TemporaryDirectory(prefix="podscale-serve-") as directory:
-        return _serve_in_processes(model, options, listener, Path(directory))
+        return _serve_in_processes(model, options, listeners, Path(directory))
 
 
 def _serve_in_process(
     model: PredictionModel,
     options: ServeOptions,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     index: int,
     ready: Any,
     directory: Path | None,
@@ -72,7 +74,7 @@ def _serve_in_process(
         else:
             stack.enter_context(SnapshotWriter(registry, snapshot_path(directory, index)))
             render = MergedMetrics(directory, CollectorRegistry())
-        DrainingServer(ServerState(service, options, metrics, render, ready, index)).run([listener])
+        DrainingServer(ServerState(service, options, metrics, render, ready, index)).run([*listeners])
     if isinstance(service.error, PodscaleError):
         raise service.error
     if service.error is not None:
@@ -81,11 +83,15 @@ def _serve_in_process(
         ) from service.error
 
 
-def _serve_in_processes(model: PredictionModel, options: ServeOptions, listener: socket.socket, directory: Path) -> int:
+def _serve_in_processes(
+    model: PredictionModel, options: ServeOptions, listeners: Sequence[socket.socket], directory: Path
+) -> int:
     """Serve in `options.processes` processes until all have exited; if one fails, the others stop."""
     context = multiprocessing.get_context("spawn")
     ready = context.Array(ctypes.c_bool, options.processes, lock=False)
-    arguments = [(model, options, listener, index, ready, directory, os.getpid()) for index in range(options.processes)]
+    arguments = [
+        (model, options, listeners, index, ready, directory, os.getpid()) for index in range(options.processes)
+    ]
     processes = [context.Process(target=_run_process, args=one, daemon=True) for one in arguments]
     is_stopping = False
 
@@ -100,7 +106,8 @@ def _serve_in_processes(model: PredictionModel, options: ServeOptions, listener:
     try:
         for process in processes:
             process.start()
-        listener.close()
+        for listener in listeners:
+            listener.close()
         while running := [process for process in processes if process.exitcode is None]:
             wait([process.sentinel for process in running])
             if not is_stopping:
@@ -123,7 +130,7 @@ def _first_failure(processes: Sequence[BaseProcess]) -> int:
 def _run_process(
     model: PredictionModel,
     options: ServeOptions,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     index: int,
     ready: Any,
     directory: Path,
@@ -132,19 +139,19 @@ def _run_process(
     exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the whole group; the parent forwards it
     try:
-        _serve_in_process(model, options, listener, index, ready, directory)
+        _serve_in_process(model, options, listeners, index, ready, directory)
     except PodscaleError as error:
         print(f"podscale: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
-def _listen(options: ServeOptions) -> socket.socket:
+def _listen(host: str, port: int, option: str) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
     except (OSError, UnicodeError) as error:
-        raise InputError(f"not an address: {error}", field="--host", got=options.host) from error
+        raise InputError(f"not an address: {error}", field="--host", got=host) from error
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,5 +160,5 @@ def _listen(options: ServeOptions) -> socket.socket:
     except OSError as error:
         listener.close()
         hint = "Choose another port, or 0 for any free one."
-        raise InputError(f"cannot listen: {error.strerror}", field="--port", got=options.port, hint=hint) from error
+        raise InputError(f"cannot listen: {error.strerror}", field=option, got=port, hint=hint) from error
     return listener

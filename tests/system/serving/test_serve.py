@@ -18,8 +18,9 @@ from podscale.prediction.writers import row_of
 from podscale.telemetry.catalogue import CATALOGUE
 from podscale.util.files import file_sha256
 from podscale.util.processes import is_alive
-from tests.support.exposition import foreign, names
+from tests.support.exposition import foreign, names, scrape
 from tests.support.polling import until
+from tests.support.ports import free_port
 from tests.support.prediction import CLASSES, odd_images, photograph, write_model_run, write_photographs
 from tests.support.serving import JPEG, Answer, Server, at_once, running_server
 
@@ -28,6 +29,7 @@ REQUEST_SECONDS = 1.5
 HELD_SECONDS = 0.7
 """Time for which a batch of the server `strict` waits for more images."""
 QUEUE, CONNECTIONS = 4, 12
+METRICS_PORT = free_port()
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     """Server with narrow limits, whose batches wait for HELD_SECONDS, so that images are in the queue for that time."""
     limits = f"--queue {QUEUE} --max-connections {CONNECTIONS} --request-seconds {REQUEST_SECONDS} --max-batch 64"
     options = [*limits.split(), "--max-wait-ms", str(1000 * HELD_SECONDS), "--drain-seconds", "1", "--convert"]
+    options += ["--metrics-port", str(METRICS_PORT)]
     with running_server(run, tmp_path_factory.mktemp("strict"), *options) as server:
         yield server
 
@@ -146,6 +149,11 @@ def test_metrics_are_those_of_the_catalogue(server: Server) -> None:
     if shutil.which("promtool"):
         check = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True)
         assert (check.returncode, check.stdout + check.stderr) == (0, b"")
+
+
+def test_metrics_and_probes_have_a_port_of_their_own(strict: Server) -> None:
+    assert names(scrape(f"http://127.0.0.1:{METRICS_PORT}/metrics")) >= {"serve_ready"}
+    assert scrape(f"http://127.0.0.1:{METRICS_PORT}/healthz") == "ready\n"
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(strict: Server) -> None:
