@@ -65,7 +65,8 @@ def _serve_in_process(
     registry = CollectorRegistry()
     metrics = ServingMetrics(registry, model=model.files.name, process=index)
     gpu = index % max(1, visible_gpus())
-    service = ClassificationService(model, lambda: build_classifier(model, gpu, options.cores), options, metrics)
+    threads = None if "OMP_NUM_THREADS" in os.environ else options.cores  # PyTorch's default ignores a pod's limit
+    service = ClassificationService(model, lambda: build_classifier(model, gpu, threads), options, metrics)
 
     with ExitStack() as stack:
         render: Callable[[], bytes]

@@ -109,10 +109,9 @@ def build_serving_spec(config: RunConfig, options: ServingOptions) -> ServingSpe
     """Return the server of a run. Raises InputError if its hardware cannot serve or the document contradicts itself."""
     spec = build_job_spec(config, "evaluate")
     if spec.hardware.kind == "tpu":
-        hint = "Serve on CPUs or GPUs: set launch.hardware and launch.image, for example launch.hardware=none"
-        raise InputError(
-            "the server runs PyTorch, not on TPUs", field="launch.hardware", got=spec.hardware.name, hint=hint
-        )
+        hint = "Serve on CPUs or GPUs: set launch.hardware and launch.image, for example launch.hardware=cpu"
+        problem = "the server needs PyTorch, which does not run there"
+        raise InputError(problem, field="launch.hardware", got=spec.hardware.name, hint=hint)
     resources = replace(spec.resources, cache_gib=0.0)
     if spec.hardware.kind == "cpu":
         cpus = config.launch.resources.cpus or CPUS
