@@ -148,12 +148,11 @@ def _run_process(
 
 def _listen(host: str, port: int, option: str) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InputError(f"not an address: {error}", field="--host", got=host) from error
-    listener = socket.socket(family, kind)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is known
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -1,5 +1,6 @@
 """`podscale serve` as real processes: the rows of `podscale predict`, over real HTTP."""
 
+import http.client
 import os
 import shutil
 import signal
@@ -97,6 +98,18 @@ def test_images_of_other_formats_are_converted_if_asked(strict: Server) -> None:
     files = [(name, data) for name, (data, reason, _) in odd_images().items() if reason in ("unusable_format", None)]
     answer = strict.predict_files(files[:QUEUE])
     assert [row["reason"] for row in answer.json["predictions"]] == [None] * QUEUE
+
+
+def test_answers_do_not_wait_for_the_acknowledgement_of_their_headers(server: Server) -> None:
+    """An answer is two writes: without TCP_NODELAY, the second one waits 40 ms for the client's delayed ACK."""
+    connection, seconds = http.client.HTTPConnection("127.0.0.1", server.port), []
+    for _ in range(30):
+        started = time.monotonic()
+        connection.request("GET", "/livez")
+        connection.getresponse().read()
+        seconds.append(time.monotonic() - started)
+    connection.close()
+    assert min(seconds[10:]) < 0.03  # the first answers of a connection are acknowledged at once
 
 
 def test_requests_that_cannot_be_answered_are_refused_with_a_reason(server: Server) -> None:
