@@ -57,10 +57,10 @@ class ServerState:
 
 def describe_model(service: ClassificationService) -> dict[str, Any]:
     """Return the answer of `GET /`."""
-    model, description = service.model, service.model.files.description
+    model = service.model
     return {
         "model": model.files.name,
-        "architecture": description["architecture"],
+        "architecture": model.config.model.name,
         "classes": list(model.classes),
         "image_size": service.image_size,
         "temperature": model.temperature,
