@@ -29,8 +29,8 @@ EXPORTERS = {
     "supervisor": ("Supervisor", "The parent process of a stage, one in every pod. Label `run`."),
     "server": (
         "Server of predictions",
-        "Each process of `podscale serve` exports its own part, on the port of the predictions. Labels `model` and "
-        "`process`. See [serving](../how-to/serve.md).",
+        "Each process of a [server](../how-to/serve.md) exports its own part, on the port of the predictions. Labels "
+        "`model` and `process`.",
     ),
 }
 
