@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableSequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -36,7 +37,7 @@ class ServerState:
         ready: one flag for each process of the server, True once it accepts images.
         process: index of this process.
         is_draining: the server was asked to stop.
-        buffered_bytes: bytes of the bodies that are being received.
+        buffered_bytes: bytes of the bodies of all requests without an answer.
     """
 
     service: ClassificationService
@@ -96,8 +97,10 @@ class _Routes:
         is_form = media_type(content_type) == MULTIPART
         top = _parse_top(request.query_params.get("top"), state.options.top)
         limit = state.options.max_request_bytes
-        body = await self._read_body(request, limit if is_form else min(limit, state.service.max_image_bytes))
-        predictions = await state.service.classify_body(content_type, body, top)
+        async with self._received_body(
+            request, limit if is_form else min(limit, state.service.max_image_bytes)
+        ) as body:
+            predictions = await state.service.classify_body(content_type, bytes(body), top)
         rows = [row_of(prediction) for prediction in predictions]
         answer = {"model": state.description["model"], "weights": state.description["weights"], "predictions": rows}
         return JSONResponse(answer, status_of(predictions), self._headers())
@@ -123,8 +126,12 @@ class _Routes:
     async def metrics(self, request: Request) -> Response:
         return Response(await asyncio.to_thread(self._state.render_metrics), media_type=CONTENT_TYPE)
 
-    async def _read_body(self, request: Request, limit: int) -> bytes:
-        """Return the body. Raises RequestError if it is too large or too slow, or if too much is being received."""
+    @asynccontextmanager
+    async def _received_body(self, request: Request, limit: int) -> AsyncIterator[bytearray]:
+        """Receive the body, and count its bytes until the end of the block.
+
+        Raises RequestError if it is too large or too slow, or if all bodies together are too large.
+        """
         state, seconds = self._state, self._state.options.request_seconds
         declared = request.headers.get("content-length", "0")
         if int(declared) > limit:  # the HTTP parser has checked that it is a number
@@ -138,14 +145,18 @@ class _Routes:
                     if len(body) > limit:
                         raise _too_large(limit)
                     if state.buffered_bytes > state.options.max_buffered_bytes:
-                        detail = "too many bytes are being received"
+                        detail = "the bodies of all requests are too large"
                         raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", detail, 1)
-        except TimeoutError as error:
+        except BaseException as error:
+            state.buffered_bytes -= len(body)
+            if not isinstance(error, TimeoutError):
+                raise
             detail = f"the body did not arrive within {seconds:g} s"
             raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "too_slow", detail) from error
+        try:
+            yield body
         finally:
             state.buffered_bytes -= len(body)
-        return bytes(body)
 
     def _headers(self) -> dict[str, str]:
         """Return headers that send the client to another server once this one is asked to stop."""

@@ -81,7 +81,8 @@ class Batcher:
         """
         self._is_closed = True
         self._queue.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def submit(self, pixels: Pixels) -> "asyncio.Future[LogProbabilities]":
         """Return the future log-probabilities of an image, float32 [classes]; called on the event loop's thread."""

@@ -82,7 +82,7 @@ class ServeOptions:
 
     @property
     def max_buffered_bytes(self) -> int:
-        """Bytes of all bodies that are being received, so that slow clients cannot fill the memory."""
+        """Bytes of the bodies of all requests without an answer, so that clients cannot fill the memory."""
         return 4 * self.max_request_bytes
 
 

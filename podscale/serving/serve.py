@@ -69,6 +69,7 @@ def _serve_in_process(
     service = ClassificationService(model, lambda: build_classifier(model, gpu, threads), options, metrics)
 
     with ExitStack() as stack:
+        stack.callback(service.close)
         render: Callable[[], bytes]
         if directory is None:
             render = MergedMetrics(None, registry, interval=0)
@@ -107,6 +108,8 @@ def _serve_in_processes(
     try:
         for process in processes:
             process.start()
+        if is_stopping:
+            stop()  # the signal came before all had started
         for listener in listeners:
             listener.close()
         while running := [process for process in processes if process.exitcode is None]:
@@ -123,8 +126,11 @@ def _serve_in_processes(
 
 
 def _first_failure(processes: Sequence[BaseProcess]) -> int:
-    """Return the exit code of the first process that failed; it has printed its error. 0: none has."""
-    codes = [process.exitcode or 0 for process in processes]
+    """Return the exit code of the first process that failed; it has printed its error. 0: none has.
+
+    A process that SIGTERM ended while it started, before it could handle the signal, has not failed.
+    """
+    codes = [process.exitcode or 0 for process in processes if process.exitcode != -signal.SIGTERM]
     return next((code if code > 0 else 128 - code for code in codes if code), int(ExitCode.DONE))
 
 

@@ -2,8 +2,10 @@
 
 import http.client
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -26,6 +28,7 @@ from tests.support.prediction import CLASSES, odd_images, photograph, write_mode
 from tests.support.serving import JPEG, Answer, Server, at_once, running_server
 
 IMAGE = photograph(1)
+FORM = "multipart/form-data; boundary=limit"
 REQUEST_SECONDS = 1.5
 HELD_SECONDS = 0.7
 """Time for which a batch of the server `strict` waits for more images."""
@@ -100,6 +103,26 @@ def test_images_of_other_formats_are_converted_if_asked(strict: Server) -> None:
     assert [row["reason"] for row in answer.json["predictions"]] == [None] * QUEUE
 
 
+def test_bodies_that_are_being_received_cannot_fill_the_memory(server: Server) -> None:
+    """The limit is four bodies of 1 MiB."""
+    length = 2**20
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\nContent-Length: {length}\r\n\r\n"
+    clients = [server.connect() for _ in range(5)]
+    for client in clients:
+        client.sendall(head.encode() + bytes(length - 1))
+    refused = [client for client in clients if _answers(client)]
+    assert len(refused) >= 1
+    assert all(client.recv(1000).startswith(b"HTTP/1.1 503 ") for client in refused)
+    for client in clients:
+        client.close()
+    until(lambda: server.predict(IMAGE).status == 200)
+
+
+def _answers(client: socket.socket) -> bool:
+    """Return True if an answer arrives within a second."""
+    return bool(select.select([client], [], [], 1.0)[0])
+
+
 def test_answers_do_not_wait_for_the_acknowledgement_of_their_headers(server: Server) -> None:
     """An answer is two writes: without TCP_NODELAY, the second one waits 40 ms for the client's delayed ACK."""
     connection, seconds = http.client.HTTPConnection("127.0.0.1", server.port), []
@@ -114,7 +137,7 @@ def test_answers_do_not_wait_for_the_acknowledgement_of_their_headers(server: Se
 
 def test_requests_that_cannot_be_answered_are_refused_with_a_reason(server: Server) -> None:
     too_many = server.predict_files([("a", b"x")] * 300)
-    form = {"Content-Type": "multipart/form-data; boundary=limit"}
+    form = {"Content-Type": FORM}
     refused = {
         "large": server.predict(bytes(2**20 + 1)),
         "large form": server.request("POST", "/predict", bytes(2**20 + 1), form),
