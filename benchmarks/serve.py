@@ -4,8 +4,8 @@
 
 The plain server is the one that one would write: Starlette on uvicorn, PIL, torchvision's transforms and the same model
 in a handler, which Starlette runs in its threads. Both servers are one process; clients are threads of another process
-that post the next image when they have the answer (a closed loop). The servers take turns in each round, and each is
-warmed up first. Weights are random: they do not change the time.
+that post the next image when they have the answer (a closed loop). The servers take turns in each round; the others are
+idle meanwhile. Weights are random: they do not change the time.
 """
 
 import io
@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -32,6 +32,7 @@ from benchmarks.predict import CLASSES, write_model
 from benchmarks.samples import write_archive
 from podscale.config import RunConfig
 from podscale.prediction.model import open_model
+from podscale.util.formatting import format_count
 
 PACKAGES = ("torch", "torchvision", "starlette", "uvicorn", "pillow", "simplejpeg", "numpy")
 START_SECONDS = 120.0
@@ -75,6 +76,18 @@ def measure(address: str, images: Sequence[Path], seconds: float, clients: int) 
     if set(result["codes"]) != {"200"}:
         raise RuntimeError(f"answers other than 200: {result['codes']}")
     return result
+
+
+def take_turns(
+    addresses: Mapping[str, str], images: Sequence[Path], seconds: float, clients: int, rounds: int
+) -> dict[str, list[Result]]:
+    """Return the results of each server in each round, after a warm-up; the other servers are idle meanwhile."""
+    results: dict[str, list[Result]] = {name: [] for name in addresses}
+    for _ in range(rounds):
+        for name, address in addresses.items():
+            measure(address, images, seconds / 5, clients)
+            results[name].append(measure(address, images, seconds, clients))
+    return results
 
 
 def serve_plainly(model: Path) -> None:
@@ -182,18 +195,15 @@ def main() -> None:
         images = write_images(archive, folder, options.images)
         config = RunConfig.model_validate({"model": {"name": "resnet18"}, "input": {"image_size": options.size}})
         commands = servers(write_model(folder / "model", config), options.waits, options.batch)
-        for clients in options.clients:
-            results: dict[str, list[Result]] = {name: [] for name in commands}
-            for _ in range(options.rounds):
-                for name, command in commands.items():
-                    with running(command, "/healthz") as address:
-                        measure(address, images, options.seconds / 5, clients)  # warm-up
-                        results[name].append(measure(address, images, options.seconds, clients))
-            noun = "client" if clients == 1 else "clients"
-            lines += [
-                f"{clients} {noun}, ResNet-18 at {options.size} px, {CLASSES} classes, {options.rounds} rounds:",
-                "",
-            ]
+        with ExitStack() as stack:
+            addresses = {name: stack.enter_context(running(command, "/healthz")) for name, command in commands.items()}
+            measured = {
+                clients: take_turns(addresses, images, options.seconds, clients, options.rounds)
+                for clients in options.clients
+            }
+        for clients, results in measured.items():
+            title = f"{format_count(clients, 'client')}, ResNet-18 at {options.size} px, {CLASSES} classes"
+            lines += [f"{title}, {format_count(options.rounds, 'round')} of {options.seconds:g} s:", ""]
             lines += table(results)
     lines += ["Medians over the rounds. The ratio is that of the rates to the plain handler's in the same round."]
     write_results(options.results, "serve.md", lines)
