@@ -36,6 +36,7 @@ TOPICS = {
         "report",
         "predict",
         "merge-predictions",
+        "serve",
         "study",
     ),
     "Look before and while it runs": ("config", "presets", "watch", "monitor", "doctor"),
@@ -84,6 +85,13 @@ podscale merge-predictions parts --out rows.csv
 ```
 
 Exits with 1 if an image has no prediction. Nothing is deleted.""",
+    "serve": """```
+podscale serve runs/digits --port 8080
+curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg 'http://127.0.0.1:8080/predict?top=3'
+curl -F image=@a.jpg -F image=@b.jpg http://127.0.0.1:8080/predict
+```
+
+Exits with 0 after SIGTERM, once the accepted requests are answered. See [serving](../how-to/serve.md).""",
     "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90

@@ -7,11 +7,12 @@ Each file begins with its command. A test compares the files with the current ou
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale import config
-from podscale.cli.documents import parse_stages, render_stages
+from podscale.cli.documents import SERVE, parse_stages, render_server, render_stages
+from podscale.cli.options import ServerOptions
 from podscale.cli.predict_job import PredictionOptions, render_prediction
 from podscale.kubernetes.render.common import to_yaml
 from podscale.pipelines import presets
@@ -26,6 +27,7 @@ GPU = ("launch.image=podscale-gpu:latest",)
 ONE_RANK = ("launch.processes=1", "launch.nodes=1", "launch.resources.cpus=0", "launch.resources.memory_gib=0")
 """Changes to a preset for machines with eight GPUs: on TPUs the number of machines follows from the slice."""
 NO_PREDICTION = PredictionOptions()
+DEFAULT_SERVER = ServerOptions()
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Case:
     changes: tuple[str, ...] = ()
     stage: str = "train"
     prediction: PredictionOptions = NO_PREDICTION
+    server: ServerOptions = DEFAULT_SERVER
 
     @property
     def command(self) -> str:
@@ -46,10 +49,15 @@ class Case:
         images = [word for image in self.prediction.images or () for word in ("--images", image)]
         numbers = {"--parts": self.prediction.parts, "--parallel": self.prediction.parallel}
         images += [word for name, number in numbers.items() if number is not None for word in (name, str(number))]
-        return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *images, *options])
+        named = {name: value for name, value in vars(self.server).items() if value != getattr(DEFAULT_SERVER, name)}
+        server = [part for name, value in named.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        words = ["podscale", "render", self.preset, "--backend", self.backend]
+        return shlex.join([*words, *stage, *images, *server, *options])
 
     def render(self) -> str:
         document = config.load(presets.resolve_preset(self.preset), (*VOLUME, *self.changes))
+        if self.stage == SERVE:
+            return f"# {self.command}\n{to_yaml(render_server(document, self.backend, self.server))}"
         if (job := self.prediction.job(self.stage)) is not None:
             return f"# {self.command}\n{to_yaml(render_prediction(document, job, from_cluster=False))}"
         return f"# {self.command}\n{to_yaml(render_stages(document, parse_stages(self.stage), self.backend))}"
@@ -68,7 +76,7 @@ def cases() -> list[Case]:
     cases.append(Case("digits.predict.yaml", "digits", "job", two, "predict", images))
     l4 = ("launch.hardware=nvidia-l4", "launch.processes=1", *GPU)
     cases.append(Case("digits.predict-gpu.yaml", "digits", "job", l4, "predict", images))
-    cases += _gpus() + _tpus()
+    cases += _gpus() + _tpus() + _servers()
     return cases
 
 
@@ -112,6 +120,20 @@ def _tpus() -> list[Case]:
             (*changes, *ONE_RANK, *JAX, "input.loader=auto"),
         )
         for name, changes in changes_of.items()
+    ]
+
+
+def _servers() -> list[Case]:
+    """Return cases of servers of a run's model."""
+    scaled = ServerOptions(replicas=2, max_replicas=8)
+    claimed = replace(scaled, model="/workspace/models/digits")
+    stored = ServerOptions(model="gs://bucket/models/imagenette", serving_runtime="kserve-tritonserver")
+    gpu = ("launch.hardware=nvidia-l4", *ONE_RANK[:2], *GPU)
+    return [
+        Case("serve/digits.deployment.yaml", "digits", "deployment", stage=SERVE, server=scaled),
+        Case("serve/imagenette.gpu.deployment.yaml", "imagenette", "deployment", gpu, SERVE),
+        Case("serve/digits.kserve.yaml", "digits", "kserve", stage=SERVE, server=claimed),
+        Case("serve/imagenette.triton.kserve.yaml", "imagenette", "kserve", stage=SERVE, server=stored),
     ]
 
 

@@ -27,6 +27,11 @@ EXPORTERS = {
     "rank 0": ("Rank 0", "Values of the whole run; the label `rank` is always 0."),
     "sharding": ("Shard stage", "Each packing pod exports its own part. Label `run`."),
     "supervisor": ("Supervisor", "The parent process of a stage, one in every pod. Label `run`."),
+    "server": (
+        "Server of predictions",
+        "Each process of a [server](../how-to/serve.md) exports its own part, on the port of the predictions. Labels "
+        "`model` and `process`.",
+    ),
 }
 
 HEAD = """# Metrics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, Set, expand_option_groups
+from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, ServerOptions, Set, expand_option_groups
 from podscale.cli.predict_job import PredictionOptions, render_prediction
 from podscale.errors import InputError
 from podscale.pipelines import presets
@@ -29,6 +29,8 @@ app = typer.Typer()
 CLUSTER_DEFAULTS = "cluster"
 """Value of --defaults for the chart's defaults in the document's namespace."""
 STAGES: tuple["StageName", ...] = ("shard", "train", "evaluate", "report")
+SERVE = "serve"
+"""Value of --stage for the server of a run's model."""
 IMAGENET_IMAGES = 1_281_167
 """Training images assumed before sharding; only momentum corrections depend on them."""
 
@@ -104,14 +106,18 @@ def render(
     changes: Set = [],
     backend: Annotated[
         str | None,
-        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: by the document or the hardware."),
+        typer.Option(
+            help="pytorchjob, jaxjob, trainjob, jobset or job; default: by the document or the hardware. "
+            "serve: deployment or kserve."
+        ),
     ] = None,
     stage: Annotated[
-        str, typer.Option(help="shard, train, evaluate, report, or all of them; or predict, with --images.")
+        str, typer.Option(help="shard, train, evaluate, report, or all of them; predict, with --images; or serve.")
     ] = "train",
     defaults: Defaults = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
     *,
+    server: ServerOptions,
     cluster: ClusterOptions,
     prediction: PredictionOptions,
 ) -> None:
@@ -122,13 +128,15 @@ def render(
     from podscale.kubernetes.render.common import to_yaml
 
     config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
-    if (job := prediction.job(stage)) is not None:
-        manifests = render_prediction(config, job, from_cluster=defaults == CLUSTER_DEFAULTS)
+    if stage == SERVE:
+        objects = render_server(config, backend, server)
+    elif (job := prediction.job(stage)) is not None:
+        objects = render_prediction(config, job, from_cluster=defaults == CLUSTER_DEFAULTS)
     else:
         stages = parse_stages(stage)
         check_policy(config, defaults, stages)
-        manifests = render_stages(config, stages, backend)
-    text = comment + to_yaml(manifests)
+        objects = render_stages(config, stages, backend)
+    text = comment + to_yaml(objects)
     _print_problems(config)
     if output is None:
         sys.stdout.write(text)
@@ -279,7 +287,9 @@ def parse_stages(name: str) -> "tuple[StageName, ...]":
         return STAGES
     stages = tuple(stage for stage in STAGES if stage == name)
     if not stages:
-        raise InputError("unknown stage", field="--stage", got=name, hint=f"Choose one of {', '.join(STAGES)}, all.")
+        raise InputError(
+            "unknown stage", field="--stage", got=name, hint=f"Choose one of {', '.join(STAGES)}, all, {SERVE}."
+        )
     return stages
 
 
@@ -297,6 +307,24 @@ def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: s
         for spec in specs
         for manifest in render_job(spec, choose_backend(spec, backend or likely_backend(config, spec))).all_objects
     ]
+
+
+def render_server(config: "RunConfig", backend: str | None, options: ServerOptions) -> "list[Manifest]":
+    """Return the objects that serve the model of a run, in order of creation."""
+    from podscale.kubernetes.render.kserve import render_inference_service
+    from podscale.kubernetes.render.serving import ServingOptions, build_serving_spec, render_deployment
+
+    renderers = {"deployment": render_deployment, "kserve": render_inference_service}
+    if backend is not None and backend not in renderers:
+        hint = f"Choose one of {', '.join(renderers)}."
+        raise InputError("cannot serve", field="--backend", got=backend, hint=hint)
+    named = ServingOptions(
+        model=options.model,
+        replicas=options.replicas,
+        max_replicas=options.max_replicas,
+        runtime=options.serving_runtime,
+    )
+    return renderers[backend or "deployment"](build_serving_spec(config, named))
 
 
 def likely_backend(config: "RunConfig", spec: "JobSpec") -> str:

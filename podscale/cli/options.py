@@ -78,6 +78,23 @@ class ClusterOptions:
         return [f"launch.cluster.{name}={value}" for name, value in vars(self).items() if value is not None]
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of `podscale render --stage serve`."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOCATION", help="serve: path in the pods, or URL, of the model; default: that of the run."
+        ),
+    ] = None
+    replicas: Annotated[int, typer.Option(help="serve: pods; the fewest, with --max-replicas.")] = 1
+    max_replicas: Annotated[int | None, typer.Option(help="serve: most pods of an autoscaler by CPU use.")] = None
+    serving_runtime: Annotated[
+        str | None, typer.Option(help="serve, kserve: runtime, such as kserve-tritonserver; default: KServe chooses.")
+    ] = None
+
+
 Result = TypeVar("Result")
 
 

@@ -1,7 +1,7 @@
 """Chunks of prepared images, in order: threads read, decode and crop the next chunks while the model has one."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ import numpy as np
 from podscale.data.decode import Pixels
 from podscale.data.sharding.validate_image import InvalidImage
 from podscale.errors import InputError
-from podscale.prediction.image_inputs import UNREADABLE, Failure, ImageInput, ImageItem, TooLarge
+from podscale.prediction.image_inputs import UNREADABLE, EncodedImage, Failure, ImageInput, ImageItem, TooLarge
 from podscale.prediction.preparation import ImagePreparer
 
 CHUNKS_AHEAD = 2
@@ -75,18 +75,23 @@ class ChunkDecoder:
         """Return the pixels of one image for the model, or the reason why it has none."""
         if item.failure is not None:
             return item.failure
-        try:
-            image = self._inputs[item.source].read(item, self._preparer.max_bytes)
-            return self._preparer(item.name.encode(), image)
-        except InvalidImage as error:
-            return Failure(error.reason, error.detail)
-        except TooLarge as error:
-            return Failure("too_many_bytes", str(error))
-        except (OSError, InputError) as error:
-            problem = error.problem if isinstance(error, InputError) else error.strerror or str(error)
-            return Failure(UNREADABLE, problem)
-        except Exception as error:  # a decoder's error on bytes that nobody foresaw must not end the whole list
-            return Failure("corrupt", f"{type(error).__name__}: {error}")
+        read = self._inputs[item.source].read
+        return prepare_or_fail(self._preparer, item.name.encode(), lambda: read(item, self._preparer.max_bytes))
+
+
+def prepare_or_fail(preparer: ImagePreparer, name: bytes, read: Callable[[], EncodedImage]) -> Pixels | Failure:
+    """Return the pixels of the image that `read` returns, or the reason why it has none."""
+    try:
+        return preparer(name, read())
+    except InvalidImage as error:
+        return Failure(error.reason, error.detail)
+    except TooLarge as error:
+        return Failure("too_many_bytes", str(error))
+    except (OSError, InputError) as error:
+        problem = error.problem if isinstance(error, InputError) else error.strerror or str(error)
+        return Failure(UNREADABLE, problem)
+    except Exception as error:  # a decoder's error on bytes that nobody foresaw must not end the whole list
+        return Failure("corrupt", f"{type(error).__name__}: {error}")
 
 
 def _collect(chunk: DecodedChunk, tasks: Sequence[Future[None]]) -> DecodedChunk:

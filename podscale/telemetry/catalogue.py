@@ -18,7 +18,7 @@ from prometheus_client.core import (
 
 PREFIX = "podscale_"
 MetricKind = Literal["counter", "gauge", "histogram", "summary", "info"]
-Exporter = Literal["every rank", "rank 0", "sharding", "supervisor"]
+Exporter = Literal["every rank", "rank 0", "sharding", "supervisor", "server"]
 FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -28,6 +28,7 @@ FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
 }
 RANK_LABELS = ("run", "rank")
 POD_LABELS = ("run",)
+SERVER_LABELS = ("model", "process")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class MetricSpec:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        common = RANK_LABELS if self.exporter in ("every rank", "rank 0") else POD_LABELS
-        return (*common, *self.own_labels)
+        common = {"every rank": RANK_LABELS, "rank 0": RANK_LABELS, "server": SERVER_LABELS}
+        return (*common.get(self.exporter, POD_LABELS), *self.own_labels)
 
     @property
     def series(self) -> str:
@@ -106,6 +107,9 @@ STARTUP_PARTS = (
     "compile",
 )
 """Parts of the time from submission to the first step, in their order (see docs/explanation/startup.md)."""
+
+SERVE_CODES = ("200", "400", "408", "413", "415", "499", "500", "503")
+"""Codes of the answers of a prediction server."""
 
 METRICS = (
     # throughput
@@ -405,5 +409,42 @@ METRICS = (
         "Connections closed without an answer because too many were open.",
         "connections",
     ),
+    # podscale serve
+    MetricSpec(
+        "serve_requests",
+        "counter",
+        "server",
+        "Requests to /predict, by the code of the answer; 499: the client closed the connection.",
+        "requests",
+        {"code": SERVE_CODES},
+    ),
+    MetricSpec(
+        "serve_request_duration_seconds",
+        "histogram",
+        "server",
+        "Time from the headers of a request to its answer.",
+        "seconds",
+    ),
+    MetricSpec("serve_images", "counter", "server", "Images with a prediction.", "images"),
+    MetricSpec(
+        "serve_image_failures", "counter", "server", "Images without a prediction, by reason.", "images", {"reason": ()}
+    ),
+    MetricSpec("serve_batch_images", "histogram", "server", "Images of a batch.", "images"),
+    MetricSpec("serve_batch_duration_seconds", "histogram", "server", "Time of the model for one batch.", "seconds"),
+    MetricSpec("serve_batch_failures", "counter", "server", "Batches for which the model raised an error.", "batches"),
+    MetricSpec(
+        "serve_queue_images", "gauge", "server", "Images that are decoded, wait for the model or are in it.", "images"
+    ),
+    MetricSpec("serve_ready", "gauge", "server", "1 if the process accepts images, else 0."),
+    MetricSpec("serve_open_connections", "gauge", "server", "Open connections.", "connections"),
+    MetricSpec(
+        "serve_connections_closed",
+        "counter",
+        "server",
+        "Connections closed because no complete request arrived in time, or the oldest of too many.",
+        "connections",
+        {"cause": ("timeout", "evicted")},
+    ),
+    MetricSpec("serve_model_info", "info", "server", "Weights (SHA-256) and version of Podscale, as labels; always 1."),
 )
 CATALOGUE = {entry.name: entry for entry in METRICS}

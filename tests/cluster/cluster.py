@@ -165,6 +165,19 @@ class Cluster:
         self.core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
         return log
 
+    @contextlib.contextmanager
+    def loaded(self, namespace: str, image: str, command: list[str]) -> Iterator[Callable[[], str]]:
+        """Run a command in a pod beside the block; yield a function that returns its output, after the block."""
+        name, output = f"load-{uuid.uuid4().hex[:8]}", list[str]()
+        self.core.create_namespaced_pod(namespace, plain_pod(name, image, command))
+        try:
+            self.wait(f"pod {name}", lambda: self.pod_in(namespace, name, ("Running",)))
+            yield lambda: output[0]
+            self.wait(f"pod {name}", lambda: self.pod_in(namespace, name, ("Succeeded", "Failed")))
+            output.append(self.logs(namespace, name))
+        finally:
+            self.core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
+
     def execute(self, namespace: str, pod: str, *command: str) -> str:
         """Run a command inside a running pod; return its output.
 

@@ -18,7 +18,7 @@ from tests.support.examples import runs_examples
 from tests.support.xla import QUICK_XLA
 
 BENCHMARKS = ROOT / "benchmarks"
-HELPERS = {"__init__", "conditions", "harness", "measure", "samples", "world"}
+HELPERS = {"__init__", "conditions", "harness", "http_load", "measure", "samples", "world"}
 """Modules that benchmarks share; all others are benchmarks."""
 OTHER_DATA = {"parity-digits.md", "parity-photographs.md"}
 """Pages named after their data; the small form has other data."""

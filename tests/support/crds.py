@@ -28,6 +28,7 @@ DEFINITIONS = {
     "ProvisioningRequestConfig": ("kueue", f"{BASES}/kueue.x-k8s.io_provisioningrequestconfigs.yaml"),
     "Workload": ("kueue", f"{BASES}/kueue.x-k8s.io_workloads.yaml"),
     "LocalQueue": ("kueue", f"{BASES}/kueue.x-k8s.io_localqueues.yaml"),
+    "InferenceService": ("kserve", "config/crd/full/serving.kserve.io_inferenceservices.yaml"),
     "PodMonitor": ("prometheus-operator", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
     "PrometheusRule": (
         "prometheus-operator",

@@ -73,6 +73,8 @@ def _labels(entry: MetricSpec) -> Iterator[dict[str, str]]:
         label_sets = [{**known, name: value} for known in label_sets for value in values]
     for rank in ranks:
         common = {"run": RUN, **({"rank": str(rank)} if "rank" in entry.labels else {})}
+        if entry.exporter == "server":
+            common = {"model": RUN, "process": "0"}
         yield from ({**common, **more} for more in label_sets)
 
 
@@ -139,6 +141,11 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         "shard_shards": 0.1,
         "shard_rejects": 0.4,
         "shard_phase_seconds": 0.25,
+        "serve_requests": 20.0,
+        "serve_images": 30.0,
+        "serve_image_failures": 0.1,
+        "serve_batch_failures": 0.001,
+        "serve_connections_closed": 0.01,
         "telemetry_scrapes": 1 / EVERY,
         "telemetry_connections_shed": 0.01,
         "train_epoch": 0.01,
@@ -166,6 +173,10 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         "eval_top1_ratio": 0.8 * (1 - math.exp(-at / 500)),
         "eval_top5_ratio": 0.95 * (1 - math.exp(-at / 300)),
         "shard_planned_images": 1_000_000,
+        "serve_queue_images": 3,
+        "serve_ready": 1,
+        "serve_open_connections": 12,
+        "serve_model_info": 1,
         "train_run_info": 1,
         "train_all_reduce_info": 1,
         "build_info": 1,

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from podscale.cli import machine_doctor, main
-from podscale.hardware import TPU_CHIPS
 from podscale.data import native
+from podscale.hardware import TPU_CHIPS
 from podscale.util import host_info
 from podscale.util.terminal import CheckResult
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from podscale.cli.documents import SERVE
 from podscale.util.libyaml import SafeLoader
 from tests.support import crds
 from tests.support.pod_security import violations
@@ -15,6 +16,7 @@ from tools.job_manifests import TARGET as JOBS
 from tools.job_manifests import Case, cases
 
 CASES = cases()
+JOB_CASES = [case for case in CASES if case.stage != SERVE]
 KUBERNETES = "1.33"
 
 
@@ -71,7 +73,7 @@ def test_validation_sees_unknown_fields_and_wrong_types() -> None:
             crds.validate(job)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
+@pytest.mark.parametrize("case", JOB_CASES, ids=lambda case: case.file)
 def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: Case) -> None:
     from podscale.kubernetes.render import JobManifests
 

@@ -1,0 +1,283 @@
+"""Deployment of `podscale serve` for the model of a run, with a Service, an autoscaler, and its policies."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.kubernetes.job_spec import METRICS_PORT, NAME_LABEL, RUN_LABEL, STAGE_LABEL, JobSpec, build_job_spec
+from podscale.kubernetes.pod_resources import Amount
+from podscale.kubernetes.render import pod, pod_placement
+from podscale.kubernetes.render.common import MONITORING_NAMESPACES, Manifest
+from podscale.runs import RunDirectory
+from podscale.util.locations import Location
+from podscale.version import VERSION
+
+HTTP_PORT = 8080
+"""Port of the predictions in the pods; the Service has port 80."""
+CPUS, MEMORY_GIB = 2.0, 4.0
+"""Cores and memory of a pod without accelerators, unless the document names its resources."""
+DRAIN_SECONDS = 5
+"""Time after SIGTERM in which the Service still sends requests, because its endpoints change later, seconds."""
+GRACE_SECONDS = 30
+"""Time after that for accepted requests, seconds."""
+KILL_MARGIN_SECONDS = 10
+CPU_UTILIZATION = 70
+"""Mean CPU use of the pods above which the autoscaler adds one, percent of their request."""
+STARTUP_SECONDS = 300
+"""Time for a pod to import its libraries and to listen, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """Options of the rendered server.
+
+    Args:
+        model: path in the pods, or URL, of a run or model directory; None: the run's directory in its workspace.
+        replicas: pods; with an autoscaler, the fewest.
+        max_replicas: most pods; None or `replicas`: no autoscaler.
+        runtime: name of KServe's serving runtime; None: KServe chooses one by the model's format.
+    """
+
+    model: str | None = None
+    replicas: int = 1
+    max_replicas: int | None = None
+    runtime: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InputError if the numbers of pods are out of range."""
+        if self.replicas < 1:
+            raise InputError("must be at least 1", field="--replicas", got=self.replicas)
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            hint = f"Choose at least {self.replicas}, the number of --replicas."
+            raise InputError("fewer than --replicas", field="--max-replicas", got=self.max_replicas, hint=hint)
+
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.replicas
+
+
+@dataclass(frozen=True)
+class ServingSpec:
+    """Server of a run: the pod settings of its evaluation, with other names, labels and resources."""
+
+    pods: JobSpec
+    options: ServingOptions
+    run_directory: str
+
+    @property
+    def model(self) -> str:
+        """Path in the pods, or URL, of the model."""
+        return self.options.model or self.run_directory
+
+    @property
+    def name(self) -> str:
+        return f"{self.pods.run}-serve"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that select the pods of this server and no others."""
+        return {RUN_LABEL: self.pods.run, STAGE_LABEL: "serve"}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            NAME_LABEL: "podscale",
+            "app.kubernetes.io/component": "serve",
+            "app.kubernetes.io/managed-by": "podscale",
+            **self.selector,
+            **self.pods.cluster.labels,
+        }
+
+    @property
+    def reads_workspace(self) -> bool:
+        """True if the model is in the workspace volume, not behind a URL."""
+        return not Location.parse(self.model).is_remote
+
+    def metadata(self, **more: Any) -> Manifest:
+        """Return the metadata of an object of this server."""
+        namespace = self.pods.cluster.namespace
+        return {
+            "name": self.name,
+            **({"namespace": namespace} if namespace is not None else {}),
+            "labels": self.labels,
+            **more,
+        }
+
+
+def build_serving_spec(config: RunConfig, options: ServingOptions) -> ServingSpec:
+    """Return the server of a run. Raises InputError if its hardware cannot serve or the document contradicts itself."""
+    spec = build_job_spec(config, "evaluate")
+    if spec.hardware.kind == "tpu":
+        hint = "Serve on CPUs or GPUs: set launch.hardware and launch.image, for example launch.hardware=cpu"
+        problem = "the server needs PyTorch, which does not run there"
+        raise InputError(problem, field="launch.hardware", got=spec.hardware.name, hint=hint)
+    resources = replace(spec.resources, cache_gib=0.0)
+    if spec.hardware.kind == "cpu":
+        cpus = config.launch.resources.cpus or CPUS
+        memory = config.launch.resources.memory_gib or MEMORY_GIB
+        resources = replace(resources, cpus=cpus, memory_gib=memory, request=Amount(cpus, memory))
+    cluster = spec.cluster.model_copy(update={"metrics_tls_secret": None, "metrics_token_secret": None})
+    pods = replace(spec, resources=resources, cluster=cluster, cache_path=None)
+    return ServingSpec(pods, options, str(RunDirectory.for_config(config).path))
+
+
+def render_deployment(spec: ServingSpec) -> list[Manifest]:
+    """Return the Deployment and its objects, in order of creation."""
+    options = spec.options
+    is_scaled = options.most_replicas > options.replicas
+    objects = [_network_policy(spec), _disruption_budget(spec), _service(spec), _deployment(spec, is_scaled)]
+    return [*objects, _autoscaler(spec)] if is_scaled else objects
+
+
+def _deployment(spec: ServingSpec, is_scaled: bool) -> Manifest:
+    """Return the Deployment; its number of pods is the autoscaler's if there is one."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": spec.metadata(annotations={"podscale.dev/version": VERSION, **spec.pods.cluster.annotations}),
+        "spec": {
+            **({} if is_scaled else {"replicas": spec.options.replicas}),
+            "selector": {"matchLabels": spec.selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {
+                    "labels": spec.labels,
+                    "annotations": {**pod.volume_annotations(spec.pods), **spec.pods.cluster.annotations},
+                },
+                "spec": _pod(spec),
+            },
+        },
+    }
+
+
+def _pod(spec: ServingSpec) -> Manifest:
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": DRAIN_SECONDS + GRACE_SECONDS + KILL_MARGIN_SECONDS,
+        "securityContext": pod.pod_security(spec.pods),
+        **pod_placement.pod_placement(spec.pods),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": spec.selector},
+            }
+        ],
+        "containers": [_container(spec)],
+        "volumes": [volume for volume in pod.pod_volumes(spec.pods) if _is_used(spec, volume)],
+    }
+
+
+def _container(spec: ServingSpec) -> Manifest:
+    cluster = spec.pods.cluster
+    gpu = {"LD_LIBRARY_PATH": pod.NVIDIA_LIBRARIES} if spec.pods.hardware.kind == "gpu" else {}
+    variables = {"HOME": pod.TEMPORARY_PATH, **gpu, **cluster.env}
+    ports = {"http": HTTP_PORT, "metrics": METRICS_PORT}
+    return {
+        "name": "serve",
+        "image": spec.pods.image,
+        **({"imagePullPolicy": cluster.image_pull_policy} if cluster.image_pull_policy else {}),
+        "command": _command(spec),
+        "env": [pod.value_variable(name, value) for name, value in variables.items()],
+        "resources": pod.container_resources(spec.pods),
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
+        "startupProbe": {**_probe("/livez", 2), "failureThreshold": STARTUP_SECONDS // 2},
+        "readinessProbe": {**_probe("/healthz", 2), "failureThreshold": 1},
+        "livenessProbe": {**_probe("/livez", 10), "timeoutSeconds": 5, "failureThreshold": 3},
+        "securityContext": pod.container_security(spec.pods),
+        "volumeMounts": [
+            {**mount, "readOnly": True} if mount["name"] == "workspace" else mount
+            for mount in pod.container_mounts(spec.pods)
+            if _is_used(spec, mount)
+        ],
+    }
+
+
+def _command(spec: ServingSpec) -> list[str]:
+    processes = spec.pods.resources.accelerators
+    return [
+        *("podscale", "serve", spec.model),
+        *("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--metrics-port", str(METRICS_PORT)),
+        *(("--processes", str(processes)) if processes > 1 else ()),
+        *("--drain-seconds", str(DRAIN_SECONDS), "--grace-seconds", str(GRACE_SECONDS)),
+    ]
+
+
+def _is_used(spec: ServingSpec, volume: Manifest) -> bool:
+    """Return True for a volume or mount that the server needs; a model behind a URL needs no workspace."""
+    return volume["name"] != "workspace" or spec.reads_workspace
+
+
+def _probe(path: str, period: int) -> Manifest:
+    return {"httpGet": {"path": path, "port": "metrics"}, "periodSeconds": period, "timeoutSeconds": 2}
+
+
+def _service(spec: ServingSpec) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": spec.metadata(),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": spec.selector,
+            "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
+        },
+    }
+
+
+def _autoscaler(spec: ServingSpec) -> Manifest:
+    """Return the autoscaler: by CPU use, which it knows without an adapter for other metrics."""
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": spec.metadata(),
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
+            "minReplicas": spec.options.replicas,
+            "maxReplicas": spec.options.most_replicas,
+            "metrics": [
+                {
+                    "type": "Resource",
+                    "resource": {
+                        "name": "cpu",
+                        "target": {"type": "Utilization", "averageUtilization": CPU_UTILIZATION},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _disruption_budget(spec: ServingSpec) -> Manifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": spec.metadata(),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": spec.selector},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def _network_policy(spec: ServingSpec) -> Manifest:
+    """Return the network policy: predictions for pods of the namespace, metrics for Prometheus."""
+    is_monitoring = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*MONITORING_NAMESPACES]}
+    prometheus = [{"namespaceSelector": {"matchExpressions": [is_monitoring]}}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": spec.metadata(),
+        "spec": {
+            "podSelector": {"matchLabels": spec.selector},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {}}], "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
+                {"from": prometheus, "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]},
+            ],
+        },
+    }

@@ -1,0 +1,1 @@
+"""HTTP server of a trained model's predictions."""
