@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale import config
-from podscale.cli.documents import parse_stages, render_stages
+from podscale.api.cluster import parse_stages
+from podscale.cli.documents import render_stages
 from podscale.kubernetes.render.common import to_yaml
 from podscale.pipelines import presets
 

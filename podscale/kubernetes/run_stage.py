@@ -101,7 +101,7 @@ def run_stage(
             limits=limits,
             on_started=_job_start_writer(api, config, stage, pipeline=pipeline),
         )
-    return _job_result(stage, state)
+    return job_result(stage, state)
 
 
 def submit_stage(
@@ -186,7 +186,8 @@ def _job_start_writer(api: ClusterClient, config: RunConfig, stage: StageName, *
     return leave
 
 
-def _job_result(stage: StageName, state: JobState) -> JobResult:
+def job_result(stage: StageName, state: JobState) -> JobResult:
+    """Return the result of a stage from the last state of its job."""
     if state.phase == "succeeded":
         return JobResult(stage, int(ExitCode.DONE))
     if state.is_permanent or state.stage_exit is None:
