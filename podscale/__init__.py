@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from podscale.api.pipeline import run
     from podscale.api.predictions import predict
     from podscale.api.results import Run
-    from podscale.api.stages import evaluate, report, shard, train
+    from podscale.api.stages import evaluate, shard, train, write_report
     from podscale.config.run_config import RunConfig
     from podscale.errors import HangDetected, InputError, PeerLost, PodscaleError, Preempted
     from podscale.evaluation.evaluation_json import Evaluation
@@ -43,11 +43,11 @@ __all__ = [
     "evaluate",
     "load",
     "predict",
-    "report",
     "run",
     "shard",
     "submit",
     "train",
+    "write_report",
 ]
 
 _MODULES = {
@@ -67,11 +67,11 @@ _MODULES = {
     "evaluate": "podscale.api.stages",
     "load": "podscale.api.documents",
     "predict": "podscale.api.predictions",
-    "report": "podscale.api.stages",
     "run": "podscale.api.pipeline",
     "shard": "podscale.api.stages",
     "submit": "podscale.api.cluster",
     "train": "podscale.api.stages",
+    "write_report": "podscale.api.stages",
 }
 """Module of each name that loads on first use."""
 

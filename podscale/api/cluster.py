@@ -28,7 +28,7 @@ class JobStatus:
     """State of the job of one stage.
 
     Args:
-        phase: a phase of `podscale status`, such as pending, running, succeeded or failed.
+        phase: phase of the job, such as pending, running, succeeded or failed.
         reason: why the job waits or failed; may be empty.
         running: pods that run, of `expected`.
         exit_code: exit code of the stage; None while it runs.

@@ -56,7 +56,7 @@ class Run:
     @property
     def report(self) -> Path:
         """Path of report.html. Raises InputError if there is none yet."""
-        return self._existing(self._files.report, "reported", "podscale.report")
+        return self._existing(self._files.report, "reported", "podscale.write_report")
 
     @property
     def evaluation(self) -> "Evaluation":

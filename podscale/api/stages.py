@@ -1,4 +1,4 @@
-"""Stages of a run in this process: `shard`, `train`, `evaluate` and `report`."""
+"""Stages of a run in this process: `shard`, `train`, `evaluate` and `write_report`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ def evaluate(
     return Run(config).evaluation
 
 
-def report(
+def write_report(
     document: Document | None = None,
     *,
     shard_set: ShardSetName | None = None,

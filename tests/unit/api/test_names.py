@@ -1,5 +1,6 @@
 """Names of `import podscale`: frozen with their signatures, and light to import."""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,11 @@ def test_the_names_are_frozen() -> None:
 def test_every_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:
     assert set(podscale.__all__) <= set(dir(podscale))
     assert not hasattr(podscale, "no_such_name")
+
+
+def test_no_name_is_that_of_a_package() -> None:
+    """Importing `podscale.report` anywhere would replace a function of that name."""
+    assert not {module.name for module in pkgutil.iter_modules(podscale.__path__)} & set(podscale.__all__)
 
 
 def test_the_import_is_light() -> None:

@@ -30,7 +30,7 @@ def test_scores_and_metrics_are_those_of_the_files(run: podscale.Run) -> None:
 
 
 def test_what_is_missing_says_what_to_call(run: podscale.Run) -> None:
-    with refused("podscale.report", field=str(run.directory / "report.html")):
+    with refused("podscale.write_report", field=str(run.directory / "report.html")):
         _ = run.report
     (run.directory / "evaluation.json").unlink()
     with refused("podscale.evaluate"):
