@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def _section(title: str, text: str, docstring: str | None) -> list[str]:
 
 
 def _body(text: str, docstring: str | None) -> list[str]:
+    text = re.sub(r"'([A-Z][\w\[\], |]*)'", r"\1", text)  # a name in quotes loads later
     return [f"```python\n{text}\n```\n", *([_markdown(docstring)] if docstring else [])]
 
 
