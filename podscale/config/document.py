@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from podscale.config.optimizer import OPTIMIZER_NAMES, optimizers_with
+from podscale.config.optimizer import OPTIMIZER_NAMES, has_optimizer_option
 from podscale.config.option_names import is_section_name, option_names_of, suggest_key
+from podscale.config.plugin_options import record_plugins
 from podscale.config.run_config import RunConfig
 from podscale.config.yaml_reader import KeyLocations, NotYaml, dump_yaml, parse_yaml
 from podscale.errors import ABSENT, InputError, combine_errors
+from podscale.util.plugins import plugin_name
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -92,7 +94,7 @@ def loads(text: str, name: str = "document", overrides: Overrides = (), defaults
     """Load a run document from text; `name` is the name of the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
-    return _validate(RunConfig, values, origins)
+    return record_plugins(_validate(RunConfig, values, origins))
 
 
 def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
@@ -227,9 +229,11 @@ def _drop_unsupported_options(values: dict[str, Any], origins: _Origins) -> None
     if "train.optimizer.name" not in origins.overrides:
         return
     section = values["train"]["optimizer"]
-    if section["name"] not in OPTIMIZER_NAMES:
+    if not isinstance(section["name"], str) or not (
+        section["name"] in OPTIMIZER_NAMES or plugin_name(section["name"]) is not None
+    ):
         return  # the validation refuses it
-    for option in [name for name in section if section["name"] not in optimizers_with(name)]:
+    for option in [name for name in section if not has_optimizer_option(section["name"], name)]:
         key = f"train.optimizer.{option}"
         if not any(f"{name}.".startswith(f"{key}.") for name in origins.overrides):
             del section[option]

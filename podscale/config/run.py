@@ -29,6 +29,11 @@ class RunSection(Section):
         ".", "Local or mounted directory (path or file://) that holds datasets/<fingerprint> and runs/<id>."
     )
     seed: int = result_field(0, "Seed of weights, sample order and augmentation.", ge=0, lt=2**63)
+    plugins: dict[str, str] = result_field(
+        {},
+        "Distribution and version of each plug-in that the document names, by `group:name`; recorded when the document "
+        "is loaded. Set it for plug-ins that are installed in the image alone.",
+    )
 
 
 class EvaluateSection(Section):
