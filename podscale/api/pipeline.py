@@ -12,6 +12,7 @@ from podscale.config import RunConfig
 from podscale.errors import InputError, error_from_exit_code
 from podscale.runs import Lease, RunDirectory, check_not_taken, stage_outcomes
 from podscale.runs.stage_outcomes import EXIT_INTERRUPTED
+from podscale.runs.user_code import user_code
 
 if TYPE_CHECKING:
     from podscale.pipelines.local_runner import LaunchResult
@@ -87,7 +88,8 @@ def run_pipeline(
     display = display or LaunchDisplay()
     directory = RunDirectory.for_config(config)
     check_not_taken(directory.lease)
-    preflight(config, "here" if runner == "process" else "containers", others=memory_problems(config, fresh=fresh))
+    with user_code(config):
+        preflight(config, "here" if runner == "process" else "containers", others=memory_problems(config, fresh=fresh))
     stages = _build_runner(config, runner)
     if not fresh:
         stage_outcomes.check_run_document(config)

@@ -29,8 +29,10 @@ def run(
     config = load_run_document(document, changes)
     if dry_run:
         from podscale.cli.dry_run import describe_run
+        from podscale.runs.user_code import user_code
 
-        print(describe_run(config, fresh=fresh))
+        with user_code(config):
+            print(describe_run(config, fresh=fresh))
         return
     from podscale.api.launch_view import LaunchView
     from podscale.api.pipeline import run_pipeline

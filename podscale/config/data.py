@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import JsonValue, WithJsonSchema, model_validator
 
-from podscale.config.choices import check_choice, check_plugin_options, choice_schema
+from podscale.config.choices import PLUGINS, check_choice, check_plugin_options, choice_schema
 from podscale.config.fields import Section, conflict_error, placement_field, result_field
 from podscale.config.schedule import CropSection
 from podscale.util.plugins import plugin_name
@@ -35,9 +35,9 @@ class AugmentSection(Section):
         "none",
         "Augmentation of the cropped image. `rand_augment`: some of 15 operations at one strength (Cubuk 2019, in "
         "timm's form). `trivial_augment`: one of 14 at a random strength (Mueller 2021, torchvision's "
-        "TrivialAugmentWide). `plugin:NAME`: of an installed plug-in.",
+        "TrivialAugmentWide). `plugin:NAME`: of an installed plug-in; `python:MODULE:CALLABLE`: of your own code.",
     )
-    options: dict[str, JsonValue] = result_field({}, "Options of the augmentation of a plug-in.")
+    options: dict[str, JsonValue] = result_field({}, "Options of the augmentation of a plug-in or of your own code.")
     rand_augment: RandAugmentSection = RandAugmentSection()
     erase: float = result_field(
         0.0,
@@ -70,7 +70,7 @@ class DataSection(Section):
     source: str = result_field(
         "digits", "Source of the images: `digits` (embedded), a path, or an fsspec URL.", min_length=1
     )
-    format: Annotated[str, WithJsonSchema(choice_schema(FORMATS))] = result_field(
+    format: Annotated[str, WithJsonSchema(choice_schema(FORMATS, PLUGINS))] = result_field(
         "auto",
         "Layout of the source; `auto` detects it. `table` is a CSV or JSONL of path,label. `plugin:NAME`: a source "
         "of an installed plug-in.",
@@ -117,7 +117,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _check_format(self) -> "DataSection":
-        check_choice("format", self.format, FORMATS)
+        check_choice("format", self.format, FORMATS, PLUGINS)
         return self
 
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from podscale.config.optimizer import OPTIMIZER_NAMES, has_optimizer_option
 from podscale.config.option_names import is_section_name, option_names_of, suggest_key
-from podscale.config.plugin_options import record_plugins
+from podscale.config.outside_code import record_code, record_plugins
 from podscale.config.run_config import RunConfig
 from podscale.config.yaml_reader import KeyLocations, NotYaml, dump_yaml, parse_yaml
 from podscale.errors import ABSENT, InputError, combine_errors
-from podscale.util.plugins import plugin_name
+from podscale.util.plugins import is_from_elsewhere
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -94,7 +94,7 @@ def loads(text: str, name: str = "document", overrides: Overrides = (), defaults
     """Load a run document from text; `name` is the name of the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
-    return record_plugins(_validate(RunConfig, values, origins))
+    return record_code(record_plugins(_validate(RunConfig, values, origins)))
 
 
 def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
@@ -229,9 +229,7 @@ def _drop_unsupported_options(values: dict[str, Any], origins: _Origins) -> None
     if "train.optimizer.name" not in origins.overrides:
         return
     section = values["train"]["optimizer"]
-    if not isinstance(section["name"], str) or not (
-        section["name"] in OPTIMIZER_NAMES or plugin_name(section["name"]) is not None
-    ):
+    if section["name"] not in OPTIMIZER_NAMES and not is_from_elsewhere(str(section["name"])):
         return  # the validation refuses it
     for option in [name for name in section if not has_optimizer_option(section["name"], name)]:
         key = f"train.optimizer.{option}"

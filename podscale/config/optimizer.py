@@ -151,9 +151,9 @@ OPTIMIZER_NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 class OptimizerSection(Section):
     name: Annotated[str, WithJsonSchema(choice_schema(OPTIMIZER_NAMES))] = result_field(
-        "sgd", "Optimizer; `plugin:NAME` is one of an installed plug-in."
+        "sgd", "Optimizer; `plugin:NAME`: of an installed plug-in; `python:MODULE:CALLABLE`: of your own code."
     )
-    options: dict[str, JsonValue] = result_field({}, "Options of the optimizer of a plug-in.")
+    options: dict[str, JsonValue] = result_field({}, "Options of the optimizer of a plug-in or of your own code.")
     momentum: float = result_field(0.9, "Momentum (LAMB, Adam: beta 1).", ge=0, lt=1)
     momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result_field(
         None,

@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from podscale.config.data import AugmentSection
 from podscale.data.rng import derive_key, uniform
 from podscale.errors import InputError
-from podscale.util.plugins import call_plugin, find_plugin, plugin_name
+from podscale.util.plugins import call_plugin, find_factory, is_from_elsewhere
 
 Rgb = tuple[int, int, int]
 
@@ -152,10 +152,10 @@ class PluginAugmentation(Protocol):
 
 def _build_plugin(section: AugmentSection) -> PluginAugmentation | None:
     """Build the augmentation of a plug-in; None for another policy."""
-    if (name := plugin_name(section.policy)) is None:
+    if not is_from_elsewhere(section.policy):
         return None
     field = "input.augment.policy"
-    plugin = find_plugin("podscale.augmentations", name, field)
+    plugin = find_factory("podscale.augmentations", section.policy, field)
     built = call_plugin(plugin, field, options=section.options, options_field="input.augment.options")
     if not (callable(built) and isinstance(getattr(built, "draws", None), int)):
         problem = f"{plugin} returns {type(built).__name__}, which is not callable or has no number `draws`"

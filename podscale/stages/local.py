@@ -35,6 +35,7 @@ from podscale.runs import (
     write_outcome,
 )
 from podscale.runs.launcher_heartbeat import check_not_abandoned
+from podscale.runs.user_code import copy_code_to_model, user_code
 from podscale.util import env
 from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
@@ -182,9 +183,10 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
         if stage.finished is None:
             # A report is written even if the shards are gone; only remote ones are downloaded first.
             opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
-            if stage.run.model.is_dir():  # a run that failed early has a report, but no model
-                write_card(config, opened)
-            build_report(stage.run.path, opened)
+            with user_code(config):
+                if stage.run.model.is_dir():  # a run that failed early has a report, but no model
+                    write_card(config, opened)
+                build_report(stage.run.path, opened)
     return stage.outcome
 
 
@@ -269,6 +271,17 @@ def _supervise(
     output: "StageOutput | None" = None,
 ) -> "StageResult":
     """Check the stage, run its ranks, and turn the predictions of an evaluation into evaluation.json."""
+    with user_code(config):
+        return _supervise_with_code(config, stage, shard_set, lease, output)
+
+
+def _supervise_with_code(
+    config: RunConfig,
+    stage: Literal["train", "evaluate"],
+    shard_set: str,
+    lease: Lease | None,
+    output: "StageOutput | None",
+) -> "StageResult":
     from podscale.launch import supervisor
 
     target = preflight_target()
@@ -276,6 +289,8 @@ def _supervise(
     if stage == "evaluate":
         _check_models_exist(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease, output=output)
+    if result.exit_code == ExitCode.DONE and stage == "train" and result.is_leader:
+        copy_code_to_model(config, RunDirectory.for_config(config).model)
     if result.exit_code == ExitCode.DONE and stage == "evaluate" and result.is_leader:
         from podscale.data.loaders.build_loader import open_shard_set
         from podscale.evaluation.evaluation_json import evaluate_run

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from podscale.errors import InputError
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 
 PREFIX = "plugin:"
 """Prefix of a plug-in's name in a run document."""
-PATTERN = r"^plugin:[A-Za-z0-9][A-Za-z0-9_.\-]*$"
+NAME_PATTERN = r"plugin:[A-Za-z0-9][A-Za-z0-9_.\-]*"
 """Regular expression of a plug-in's name in a run document."""
+CALLABLE_PATTERN = r"python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+"""Regular expression of the name of a callable, `python:MODULE:CALLABLE`, in a run document."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,46 @@ class Plugin:
         return factory
 
 
+@dataclass(frozen=True)
+class NamedCallable:
+    """Callable of an importable module, `python:MODULE:CALLABLE` in a run document."""
+
+    value: str
+
+    def __str__(self) -> str:
+        return self.value
+
+    def load(self, field: str) -> Callable[..., Any]:
+        """Import the callable; raises InputError if that fails. `field` is the option."""
+        _, module, path = self.value.split(":")
+        try:
+            found: Any = import_module(module)
+            for part in path.split("."):
+                found = getattr(found, part)
+        except Exception as error:
+            problem = f"cannot be imported: {type(error).__name__}: {error}"
+            hint = "Name the folder of your code in launch.code, or install it where the run trains."
+            raise InputError(problem, field=field, got=self.value, hint=hint) from error
+        if not callable(found):
+            raise InputError("not callable", field=field, got=self.value)
+        factory: Callable[..., Any] = found
+        return factory
+
+
+def find_factory(group: str, value: str, field: str) -> "Plugin | NamedCallable":
+    """Return the plug-in or callable that an option names; raises InputError for a plug-in that is not installed."""
+    name = plugin_name(value)
+    return find_plugin(group, name, field) if name is not None else NamedCallable(value)
+
+
 def plugin_name(value: str) -> str | None:
     """Return the name of a plug-in in an option's value; None for another value."""
     return value.removeprefix(PREFIX) if value.startswith(PREFIX) else None
+
+
+def is_from_elsewhere(value: str) -> bool:
+    """Return True for the name of a plug-in or of a callable."""
+    return value.startswith((PREFIX, "python:"))
 
 
 def find_plugin(group: str, name: str, field: str) -> Plugin:
@@ -85,7 +125,9 @@ def installed_plugins(group: str) -> tuple[Plugin, ...]:
     return tuple(Plugin(group, entry.name, dist.name, dist.version, entry) for entry, dist in found if dist is not None)
 
 
-def call_plugin(plugin: Plugin, field: str, *arguments: Any, options: Mapping[str, Any], options_field: str) -> Any:
+def call_plugin(
+    plugin: Plugin | NamedCallable, field: str, *arguments: Any, options: Mapping[str, Any], options_field: str
+) -> Any:
     """Load a plug-in and call it with arguments and options; raises InputError for options that it does not take."""
     factory = plugin.load(field)
     try:

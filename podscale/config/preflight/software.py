@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
-from podscale.config.plugin_options import plugin_problems
+from podscale.config.outside_code import plugin_problems
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env, host_info

@@ -144,7 +144,7 @@ def _python_factory(name: str) -> ModelFactory:
         found: Any = import_module(module_name)
     except Exception as error:
         problem = f"the module {module_name} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        hint = "Install it where the run trains, or add its folder to PYTHONPATH."
+        hint = "Name its folder in launch.code, install it where the run trains, or add its folder to PYTHONPATH."
         raise InputError(problem, field="model.name", got=shown, hint=hint) from error
     for part in path.split("."):
         if not hasattr(found, part):

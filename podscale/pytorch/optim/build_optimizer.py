@@ -18,7 +18,7 @@ from podscale.pytorch.optim.param_shard import ParamShard, ParamSlice
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.shampoo import Shampoo
 from podscale.training.param_layout import param_options
-from podscale.util.plugins import PREFIX, call_plugin, find_plugin
+from podscale.util.plugins import call_plugin, find_factory
 
 
 def build_optimizer(
@@ -69,7 +69,7 @@ def build_optimizer(
 def _build_plugin(section: OptimizerSection, shard: ParamShard) -> Optimizer:
     """Build the optimizer of a plug-in, which gets the shard and its options."""
     field = "train.optimizer.name"
-    plugin = find_plugin("podscale.optimizers", section.name.removeprefix(PREFIX), field)
+    plugin = find_factory("podscale.optimizers", section.name, field)
     optimizer = call_plugin(plugin, field, shard, options=section.options, options_field="train.optimizer.options")
     missing = [name for name in ("step", "moments", "scalars") if not hasattr(optimizer, name)]
     if missing:

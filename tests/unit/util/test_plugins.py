@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import podscale
-from podscale.config.plugin_options import plugin_problems
+from podscale.config.outside_code import plugin_problems
 from podscale.util import plugins
 from tests.support.refusals import refused
 
@@ -93,6 +93,17 @@ def test_options_that_a_plugin_does_not_take(installed: Path) -> None:
     assert plugins.call_plugin(plugin, "f", object(), options={"scale": 2.0}, options_field="o") == 2.0
     with refused("Did you mean scale?", field="train.optimizer.options"):
         plugins.call_plugin(plugin, "f", object(), options={"scal": 2}, options_field="train.optimizer.options")
+
+
+def test_a_callable_of_the_users_code(installed: Path) -> None:
+    config = podscale.load({}, **{"train.optimizer.name": "python:plugin_of_a_test:optimizer"})
+    factory = plugins.find_factory("podscale.optimizers", config.train.optimizer.name, "train.optimizer.name")
+    assert plugins.call_plugin(factory, "f", object(), options={"scale": 3}, options_field="o") == 3
+    for name, problem in {"nothing": "AttributeError", "VALUE": "not callable"}.items():
+        with refused(problem, field="train.optimizer.name"):
+            plugins.NamedCallable(f"python:plugin_of_a_test:{name}").load("train.optimizer.name")
+    with refused("plugin:NAME", field="data.format"):
+        podscale.load({}, **{"data.format": "python:plugin_of_a_test:tiny"})
 
 
 def test_another_version_is_a_problem_of_this_machine_and_of_the_identity(installed: Path, tmp_path: Path) -> None:

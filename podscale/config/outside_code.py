@@ -1,10 +1,12 @@
-"""Options that may name a plug-in, and the distributions that a run document names by them."""
+"""Code from elsewhere in a run: plug-ins that its options name, with their distributions, and the user's own code."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
+from podscale.util.code_archive import pack_code
 from podscale.util.plugins import find_plugin, plugin_name
 
 GROUPS = {
@@ -52,6 +54,14 @@ def record_plugins(config: RunConfig) -> RunConfig:
     if plugins == recorded:
         return config
     return config.model_copy(update={"run": config.run.model_copy(update={"plugins": plugins})})
+
+
+def record_code(config: RunConfig) -> RunConfig:
+    """Return the document with the hash of the code in launch.code; one that is recorded stays."""
+    if config.launch.code is None or config.run.code is not None:
+        return config
+    sha256 = pack_code(Path(config.launch.code)).sha256
+    return config.model_copy(update={"run": config.run.model_copy(update={"code": sha256})})
 
 
 def plugin_problems(config: RunConfig) -> Iterator[InputError]:
