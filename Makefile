@@ -32,7 +32,7 @@ test-slow: .venv/.dev ## run the slow tests: whole runs that are killed, starved
 	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository/test_wheel.py tests/unit/pytorch $(ARGS)
 
 test-examples: .venv/.dev ## run the commands of the tutorials and the small form of every benchmark, in three minutes
-	@PODSCALE_TEST_EXAMPLES=1 $(SUITE) tests/system/test_tutorials.py tests/repository/test_benchmarks.py $(ARGS)
+	@PODSCALE_TEST_EXAMPLES=1 $(SUITE) tests/system/test_tutorials.py tests/system/test_notebooks.py tests/repository/test_benchmarks.py $(ARGS)
 
 test-drills: .venv/.dev ## run the drills as tests, with two workers for five minutes (see `make drills`); needs Prometheus and root
 	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)

@@ -33,7 +33,7 @@ SMALL = (
     *("model.width=4", "launch.processes=1"),
 )
 IMPORTS = {
-    "podscale run": "podscale.cli.launch_view",
+    "podscale run": "podscale.api.launch_view",
     "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.steps",
     "a rank, or the fork server": "podscale.pytorch.worker",
 }

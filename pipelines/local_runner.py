@@ -263,7 +263,10 @@ class _LossyLog(io.TextIOBase):
 
 
 class _SignalForwarder:
-    """Signal handler: the first signal asks the running stage to save and stop, the second kills it."""
+    """Signal handler: the first signal asks the running stage to save and stop, the second kills it.
+
+    Only the main thread of a process may handle signals; in another thread this does nothing.
+    """
 
     def __init__(self, launch: LocalLaunch) -> None:
         self.received: int | None = None
@@ -274,7 +277,8 @@ class _SignalForwarder:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_SignalForwarder":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
             self._before[number] = signal.signal(number, self._receive)
         return self
 

@@ -161,7 +161,8 @@ class ContainerRunner:
 
     def _volumes(self) -> dict[str, dict[str, str]]:
         """Return the bind mounts of the stages, at the same path inside."""
-        source = None if self._config.data.source == "digits" else Location.parse(self._config.data.source).local_path
+        data = self._config.data
+        source = Location.parse(data.source).local_path if data.source_is_location else None
         workspace = Location.parse(self._config.run.workspace).local_path
         modes = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
         paths = {str(path.absolute()): mode for path, mode in modes if path is not None}

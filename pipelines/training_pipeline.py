@@ -13,6 +13,7 @@ from podscale.config import RunConfig
 from podscale.kubernetes.job_spec import launched_stages
 from podscale.pipelines.kfp_fast_import import dsl
 from podscale.runs.ensemble_members import ensemble_members
+from podscale.runs.user_code import bundle_code
 
 from podscale.components.collapse.component import collapse  # isort: skip (kfp_fast_import must import kfp first)
 from podscale.components.configure.component import configure  # isort: skip
@@ -77,7 +78,7 @@ def training_pipeline(config: RunConfig, options: PipelineOptions = PipelineOpti
     ) -> None:
         tasks = _PipelineTasks(config, options, images=(image, launcher_image))
         inputs = {
-            "document": config.model_dump_json(),
+            "document": bundle_code(config).model_dump_json(),
             "run_id": run_id,
             "source": source,
             "epochs": epochs,

@@ -45,6 +45,7 @@ PURPOSES = {
     "study": ("podscale study", "Studies: many runs of one document"),
     "components": ("KFP components", "Components of Kubeflow Pipelines, in `components/` at the top of the repository"),
     "pipelines": ("KFP pipelines", "Pipelines and presets, in `pipelines/` at the top of the repository"),
+    "api": ("import podscale", "The Python API: the commands as functions"),
     "cli": ("podscale ...", "The command line"),
 }
 """Purpose of each package: for its box in the picture, and for its row in the table."""

@@ -43,6 +43,7 @@ RUN_FILES = (
     FileRow(
         "model/model.json", "train", "Architecture, classes and preprocessing (below); its presence marks a model."
     ),
+    FileRow("model/code.tar", "train", "Code of the user, if the run has `launch.code`.", False),
     FileRow("model/README.md", "report", "Model card."),
     FileRow("predictions.safetensors", "evaluate", "One row for each validation image (below)."),
     FileRow("predicted/*", "pods of `--stage predict`", "Rows of any images, and a folder with their parts.", False),
@@ -105,6 +106,7 @@ Everything is below `run.workspace` (default: the current folder):
 ```
 datasets/<fingerprint>/    a shard set, shared by all runs with the same `data` section
 runs/<id>/                 one run
+code/<sha256>.tar          code of users (`launch.code`), by its hash; each launch unpacks it
 programs/                  programs that the JAX engine compiled, shared by all runs; may be deleted
 ```
 

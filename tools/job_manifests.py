@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale import config
-from podscale.cli.documents import SERVE, parse_stages, render_server, render_stages
+from podscale.api.cluster import parse_stages
+from podscale.cli.documents import SERVE, render_server, render_stages
 from podscale.cli.options import ServerOptions
 from podscale.cli.predict_job import PredictionOptions, render_prediction
 from podscale.kubernetes.render.common import to_yaml

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tools import (
+    api_reference,
     cli_reference,
     environment_reference,
     exit_codes_reference,
@@ -16,6 +17,7 @@ from tools import (
 )
 
 SINGLE_PAGES = (
+    api_reference,
     cli_reference,
     environment_reference,
     exit_codes_reference,

@@ -11,6 +11,9 @@ DEFAULT_PRESET = "digits"
 CHART_WORKSPACE, CHART_CLAIM = "/workspace", "podscale-workspace"
 """Path and PersistentVolumeClaim of the workspace of the chart, installed under the name `podscale`."""
 
+CLUSTER_DEFAULTS = "cluster"
+"""Name of the chart's defaults in the document's namespace."""
+
 
 def preset_names() -> list[str]:
     """Return the names of the presets, in alphabetical order."""

@@ -1,11 +1,10 @@
 """Commands for run documents (`config`, `compile`, `render`, `presets`), and `load_run_document`."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +12,7 @@ from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, Serve
 from podscale.cli.predict_job import PredictionOptions, render_prediction
 from podscale.errors import InputError
 from podscale.pipelines import presets
-from podscale.pipelines.presets import CHART_CLAIM, CHART_WORKSPACE
-from podscale.util import env
+from podscale.pipelines.presets import CLUSTER_DEFAULTS
 from podscale.util.terminal import terminal_width
 
 if TYPE_CHECKING:
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-CLUSTER_DEFAULTS = "cluster"
-"""Value of --defaults for the chart's defaults in the document's namespace."""
-STAGES: tuple["StageName", ...] = ("shard", "train", "evaluate", "report")
 SERVE = "serve"
 """Value of --stage for the server of a run's model."""
 IMAGENET_IMAGES = 1_281_167
@@ -125,6 +120,7 @@ def render(
 
     Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
     """
+    from podscale.api.cluster import parse_stages
     from podscale.kubernetes.render.common import to_yaml
 
     config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
@@ -147,54 +143,6 @@ def render(
         raise InputError(f"cannot be written: {error.strerror or error}", field=str(output)) from error
 
 
-def load_with_defaults(
-    document: str | None, changes: Sequence[str], defaults: str | None, *, namespace: str | None = None
-) -> "RunConfig":
-    """Load a run document over the defaults of --defaults (a file or CLUSTER_DEFAULTS).
-
-    `namespace` is that of the defaults; None for the document's. Raises NoDefaults if the namespace has none, or they
-    may not be read, and the document does not name its workspace itself.
-    """
-    return load_run_document(document, changes, _load_defaults(document, changes, defaults, namespace))
-
-
-def load_for_cluster(document: str | None, changes: Sequence[str], defaults: str | None) -> "tuple[RunConfig, str]":
-    """Load a run document for pods; return with it a YAML comment on what was assumed.
-
-    Without --defaults, the chart's workspace holds for what neither the document nor --set says.
-    """
-    if defaults is not None or (document is None and env.RUN_DOCUMENT in os.environ):
-        return load_with_defaults(document, changes, defaults), ""
-    from podscale import config
-    from podscale.config.document import format_overrides
-
-    assumed = _assumed_workspace(document, changes)
-    loaded = load_run_document(document, changes, config.Defaults(json.dumps(assumed), "the chart's defaults"))
-    if not assumed:
-        return loaded, ""
-    settings = " ".join(f"--set {setting}" for setting in format_overrides(assumed)).replace('"', "")
-    return loaded, (
-        f"# Assumed (the chart's defaults): {settings}\n"
-        "# Set what is different, or read the settings of the namespace with --defaults cluster.\n"
-    )
-
-
-def _assumed_workspace(document: str | None, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the chart's workspace path and claim, as far as a document leaves them open."""
-    from podscale.config.document import is_set, peek
-
-    path, assumed = presets.resolve_preset(document), dict[str, dict[str, Any]]()
-    if not is_set(path, "run.workspace", changes):
-        assumed["run"] = {"workspace": CHART_WORKSPACE}
-    workspace = PurePosixPath(str(peek(path, "run.workspace", changes) or CHART_WORKSPACE))
-    volumes = peek(path, "launch.cluster.volumes", changes)
-    paths = [volume.get("path") for volume in volumes if isinstance(volume, dict)] if isinstance(volumes, list) else []
-    is_mounted = any(workspace.is_relative_to(str(mount)) for mount in paths)
-    if not (is_mounted or is_set(path, "launch.cluster.workspace_claim", changes)):
-        assumed["launch"] = {"cluster": {"workspace_claim": CHART_CLAIM}}
-    return assumed
-
-
 def load_run_document(
     document: str | None, changes: Sequence[str], defaults: "config.Defaults | None" = None
 ) -> "RunConfig":
@@ -202,52 +150,36 @@ def load_run_document(
 
     `document` is a path or preset; None is the document in the environment (in pods), else the default preset.
     """
-    from podscale import config
+    from podscale.api.documents import load_document
 
-    if document is None and env.RUN_DOCUMENT in os.environ:
-        return config.loads(os.environ[env.RUN_DOCUMENT], env.RUN_DOCUMENT, changes, defaults)
-    loaded = config.load(presets.resolve_preset(document), changes, defaults)
-    if loaded.train.recipe_origin:
+    return _with_recipe_printed(document, load_document(document, changes, defaults))
+
+
+def load_with_defaults(
+    document: str | None, changes: Sequence[str], defaults: str | None, *, namespace: str | None = None
+) -> "RunConfig":
+    """Load a run document over the defaults of --defaults (a file or `cluster`), and print the origin of its recipe."""
+    from podscale.api import documents
+
+    return _with_recipe_printed(
+        document, documents.load_with_defaults(document, changes, defaults, namespace=namespace)
+    )
+
+
+def load_for_cluster(document: str | None, changes: Sequence[str], defaults: str | None) -> "tuple[RunConfig, str]":
+    """Load a run document for pods, print the origin of its recipe, and return with it a comment on assumptions."""
+    from podscale.api import documents
+
+    loaded, comment = documents.load_for_cluster(document, changes, defaults)
+    return _with_recipe_printed(document, loaded), comment
+
+
+def _with_recipe_printed(document: str | None, loaded: "RunConfig") -> "RunConfig":
+    from podscale.api.documents import is_in_environment
+
+    if loaded.train.recipe_origin and not is_in_environment(document):
         print(f"recipe {loaded.train.recipe_origin}", file=sys.stderr)
     return loaded
-
-
-def _load_defaults(
-    document: str | None, changes: Sequence[str], location: str | None, namespace: str | None
-) -> "config.Defaults | None":
-    from podscale.config.document import peek
-
-    if location is None or location != CLUSTER_DEFAULTS:
-        return read_defaults(location)
-    from podscale.kubernetes.cluster_defaults import NoDefaults
-
-    path = presets.resolve_preset(document)
-    named, context = (peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context"))
-    try:
-        return read_defaults(location, namespace or named, context)
-    except NoDefaults:
-        in_environment = document is None and env.RUN_DOCUMENT in os.environ
-        if not in_environment and _assumed_workspace(document, changes):
-            raise
-        return None
-
-
-def read_defaults(
-    location: str | None, namespace: str | None = None, context: str | None = None
-) -> "config.Defaults | None":
-    """Return the defaults of a file, or those of a namespace. Raises NoDefaults if the namespace has none."""
-    from podscale import config
-    from podscale.config.document import read_text
-
-    if location is None:
-        return None
-    if location != CLUSTER_DEFAULTS:
-        return config.Defaults(read_text(Path(location)), location)
-    from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_defaults import read_cluster_defaults
-    from podscale.kubernetes.transport import NamedCluster
-
-    return read_cluster_defaults(connect_cluster(NamedCluster(namespace, context)))
 
 
 def check_policy(config: "RunConfig", defaults: str | None, stages: "Sequence[StageName]" = ()) -> None:
@@ -279,18 +211,6 @@ def json_schema_text() -> str:
     from podscale import config
 
     return json.dumps(config.json_schema(), indent=2) + "\n"
-
-
-def parse_stages(name: str) -> "tuple[StageName, ...]":
-    """Return the stages of --stage; raises InputError for an unknown name."""
-    if name == "all":
-        return STAGES
-    stages = tuple(stage for stage in STAGES if stage == name)
-    if not stages:
-        raise InputError(
-            "unknown stage", field="--stage", got=name, hint=f"Choose one of {', '.join(STAGES)}, all, {SERVE}."
-        )
-    return stages
 
 
 def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: str | None) -> "list[Manifest]":

@@ -1,7 +1,5 @@
 """Plan of a run, for `podscale run --dry-run`."""
 
-from collections.abc import Iterator
-
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.batch_phases import format_batches
@@ -9,10 +7,10 @@ from podscale.config.preflight import find_problems
 from podscale.config.preflight.host import processes_per_node
 from podscale.config.preflight.storage import shard_set_counts
 from podscale.data.step_positions import step_positions
-from podscale.errors import InputError
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
+from podscale.stages.known_data import known_data, memory_problems
 from podscale.training import schedules
-from podscale.training.memory_check import DEFAULT_CLASSES, model_problem, training_problems
+from podscale.training.memory_check import DEFAULT_CLASSES, model_problem
 from podscale.training.memory_estimate import estimate_memory
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
@@ -40,24 +38,6 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
     if problems:
         text += "\n\nThis run could not start:\n" + "\n".join(f"  - {problem}" for problem in problems)
     return text
-
-
-def memory_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
-    """Yield the problems of the model and of the training's memory, unless the training is finished."""
-    shard_set = dataset_directory(config.run.workspace, config.data)
-    if fresh or not shard_set_counts(config) or not stage_outcomes.finished_outcome(config, "train", shard_set):
-        yield from training_problems(config, known_data(config)[1])
-
-
-def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
-    """Return the images by split and the number of classes, as far as known without reading the source."""
-    if counts := shard_set_counts(config):
-        from podscale.data.shard_set import ShardSet
-
-        return counts, len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
-    if config.data.source == "digits":
-        return {}, 10
-    return {}, len(config.data.classes) if config.data.classes else None
 
 
 def _data_row(config: RunConfig, counts: dict[str, int]) -> str:

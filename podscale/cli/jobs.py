@@ -3,14 +3,12 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import CLUSTER_DEFAULTS, load_run_document, load_with_defaults, parse_stages
+from podscale.cli.documents import load_with_defaults
 from podscale.cli.options import (
     ClusterDefaults,
     ClusterOptions,
@@ -22,18 +20,14 @@ from podscale.cli.options import (
     expand_option_groups,
 )
 from podscale.cli.predict_job import PredictionOptions, submit_prediction
-from podscale.errors import ExitCode, InputError, error_from_exit_code
-from podscale.pipelines import presets
-from podscale.util.formatting import format_duration, printable
+from podscale.errors import ExitCode, InputError
+from podscale.util.formatting import format_duration
 from podscale.util.terminal import paint, terminal_width
 
 if TYPE_CHECKING:
-    from podscale.config import RunConfig
+    from podscale.api.cluster_jobs import ClusterJobs
     from podscale.kubernetes.client import ClusterClient
     from podscale.kubernetes.jobs import JobEntry
-    from podscale.kubernetes.logs import PodChooser
-    from podscale.kubernetes.run_stage import LinePrinter
-    from podscale.runs.stage_outcomes import StageName
 
 app = typer.Typer()
 
@@ -70,11 +64,7 @@ def submit(
     ] = False,
 ) -> None:
     """Run on a Kubernetes cluster, each stage as a job. The same command again adopts the jobs there."""
-    from podscale.config.preflight import preflight
-    from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_policy import check_stages
-    from podscale.kubernetes.look_ahead import check_before_submit
-    from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
+    from podscale.api.cluster import parse_stages, prepare_submission
 
     if (job := prediction.job(stage)) is not None:
         config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
@@ -85,37 +75,28 @@ def submit(
         hint = "Submit one at a time: --stage shard, then --stage train ..."
         raise InputError("each stage waits for the one before it", field="--no-wait", hint=hint)
     config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
-    preflight(config, "job")
-    api = connect_cluster(config.launch.cluster)
-    check_stages(api, config, stages, shard_set)  # before the first of them runs
-    check_before_submit(api, config, stages, shard_set)
+    jobs = prepare_submission(config, stages, shard_set)
     if dry_run:
-        _dry_run(api, config, stages, shard_set)
-        return
-    if not wait:
-        submit_stage(api, config, stages[0], shard_set, LinePrinter(sys.stdout))
-        return
-    for name in stages:
-        result = run_stage(config, name, shard_set, stop_on_signal=stop_on_signal)
-        if not result.is_done:
-            message = f"{result.stage} of run {config.run.id} failed (exit code {result.exit_code}): {result.error}"
-            raise error_from_exit_code(result.exit_code, message)
+        for title in jobs.dry_run():
+            print(f"{title}: accepted by the API server, not created")
+    elif wait:
+        jobs.wait(sys.stdout, stop_on_signal=stop_on_signal)
+    else:
+        jobs.submit_first(sys.stdout)
 
 
 @app.command()
 @expand_option_groups
 def status(run: RunOrId, stage: Stage = None, *, cluster: ClusterOptions, as_json: Json = False) -> None:
     """Print the state of a run's jobs on the cluster, and the reason if they wait."""
-    from podscale.kubernetes.jobs import list_jobs
-
-    name, api = _resolve_run(run, cluster)
-    jobs = list_jobs(api, name, stage)
+    found = _find_jobs(run, cluster)
+    jobs = found.entries(stage)
     if as_json:
         print(json.dumps([entry.to_json() for entry in jobs], indent=2))
     elif jobs:
         print("\n".join(line for entry in jobs for line in _job_lines(entry)))
     else:
-        print(f"no job of run {name} in namespace {api.namespace}; its results are in its run directory")
+        print(f"no job of run {found.run} in namespace {found.api.namespace}; its results are in its run directory")
     raise typer.Exit(int(ExitCode.DONE if jobs else ExitCode.FAILED))
 
 
@@ -130,24 +111,11 @@ def logs(
     cluster: ClusterOptions,
 ) -> None:
     """Print the log of rank 0, across restarts."""
-    from podscale.kubernetes import retry
-    from podscale.kubernetes.logs import ContainerLog, first_pod, newest_pod_named
-    from podscale.kubernetes.resources import name_of, title_of
     from podscale.kubernetes.run_stage import LinePrinter
 
-    name, api = _resolve_run(run, cluster)
     output, messages = LinePrinter(sys.stdout), LinePrinter(sys.stderr)
-    entry = _find_single_job(api, name, stage)
-    choose = first_pod if pod is None else newest_pod_named(pod)
-    chosen = choose(entry.pods)
-    if chosen is None and not (follow and pod is None):
-        known = ", ".join(map(name_of, entry.pods)) or "none yet"
-        raise InputError(f"{title_of(entry.job)} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
-    if follow:
-        _follow_log(api.with_retry(retry.UNATTENDED, messages.notify), entry, choose, output, messages)
-    elif chosen is not None:
-        for line in ContainerLog(api, chosen, messages.notify).lines(chosen, follow=False):
-            output.line(printable(line))
+    for line in _find_jobs(run, cluster).log_lines(stage, follow=follow, pod=pod, notify=messages.notify):
+        output.line(line)
 
 
 @app.command()
@@ -163,14 +131,13 @@ def stop(
     cluster: ClusterOptions,
 ) -> None:
     """Stop the jobs of a run. Their pods save a checkpoint first; submitting again resumes from it."""
-    from podscale.kubernetes.client import wait_until_gone
-    from podscale.kubernetes.jobs import is_resubmitted, stop_jobs
+    from podscale.kubernetes.jobs import is_resubmitted
     from podscale.kubernetes.resources import title_of
 
-    name, api = _resolve_run(run, cluster)
-    stopped = stop_jobs(api, name, stage, include_finished=remove).stopped
+    found = _find_jobs(run, cluster)
+    stopped = found.delete(stage, include_finished=remove)
     if not stopped:
-        print(f"no running job of run {name} in namespace {api.namespace}")
+        print(f"no running job of run {found.run} in namespace {found.api.namespace}")
     for job in stopped:
         print(f"{title_of(job)}: deleted; its pods have time to save", flush=True)
         if is_resubmitted(job):
@@ -180,7 +147,7 @@ def stop(
                 flush=True,
             )
     for job in stopped if wait else ():
-        wait_until_gone(api, job)
+        found.wait_until_gone(job)
         print(f"{title_of(job)}: gone", flush=True)
 
 
@@ -204,62 +171,14 @@ def list_all_jobs(*, cluster: ClusterOptions, as_json: Json = False) -> None:
 
 def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[JobEntry]]":
     """Return the API of a run's cluster, and the run's jobs; `run` is a path, a preset or an id."""
-    from podscale.kubernetes.jobs import list_jobs
-
-    name, api = _resolve_run(run, cluster)
-    return api, list_jobs(api, name)
+    found = _find_jobs(run, cluster)
+    return found.api, found.entries()
 
 
-def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient]":
-    """Return a run's id and the API of its cluster; `run` is a path, a preset or an id."""
-    from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_defaults import NoDefaults
-    from podscale.kubernetes.transport import NamedCluster
+def _find_jobs(run: str, cluster: ClusterOptions) -> "ClusterJobs":
+    from podscale.api import cluster as api
 
-    if not Path(run).is_file() and run not in presets.preset_names():
-        return run, connect_cluster(NamedCluster(cluster.namespace, cluster.context))
-    try:
-        config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
-    except NoDefaults:
-        config = load_run_document(run, cluster.changes)  # the name of a run needs no workspace
-    return config.run.id, connect_cluster(config.launch.cluster)
-
-
-def _dry_run(api: "ClusterClient", config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
-    from podscale.kubernetes.resources import title_of
-    from podscale.kubernetes.run_stage import build_manifests
-    from podscale.kubernetes.submit import dry_run_job
-
-    for stage in stages:
-        manifests = build_manifests(api, config, stage, shard_set)
-        dry_run_job(api, manifests)
-        print(f"{title_of(manifests.job)}: accepted by the API server, not created")
-
-
-def _follow_log(
-    api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", output: "LinePrinter", messages: "LinePrinter"
-) -> None:
-    """Print the log of a pod across restarts, until the job has ended."""
-    from podscale.kubernetes.job_watcher import JobObserver
-    from podscale.kubernetes.logs import LogFollower
-
-    with closing(JobObserver(api, entry.job)) as observer:
-        follower = LogFollower(api, observer.pods, output.line, messages.notify, choose_pod)
-        while not observer.state().is_finished:
-            observer.changed.wait(5.0)
-            observer.changed.clear()
-        follower.finish(30.0)
-
-
-def _find_single_job(api: "ClusterClient", run: str, stage: str) -> "JobEntry":
-    from podscale.kubernetes.jobs import list_jobs
-
-    jobs = list_jobs(api, run, stage)
-    if not jobs:
-        others = ", ".join(entry.stage for entry in list_jobs(api, run)) or "none"
-        problem = f"no job of stage {stage} in namespace {api.namespace}"
-        raise InputError(problem, field=f"run {run}", hint=f"Stages with a job: {others}")
-    return jobs[-1]
+    return api.find_jobs(run, cluster.namespace, cluster.context)
 
 
 def _job_lines(entry: "JobEntry") -> Iterator[str]:

@@ -10,7 +10,7 @@ import typer
 
 from podscale.errors import ExitCode, InputError
 from podscale.util.formatting import format_count
-from podscale.util.progress_reports import ProgressReporter, ignore_progress
+from podscale.util.progress_reports import ignore_progress
 from podscale.util.terminal import ProgressLine
 
 if TYPE_CHECKING:
@@ -141,9 +141,7 @@ def _write_rows(predictor: "Predictor", summary: "PredictionSummary", out: Path 
     from podscale.prediction.predict import predicted_items
 
     line = ProgressLine(sys.stderr)
-    progress = ProgressReporter(
-        "predict", ignore_progress if out is None and sys.stdout.isatty() else line, predictor.count
-    )
+    progress = ignore_progress if out is None and sys.stdout.isatty() else line
     with ExitStack() as stack:
         stack.callback(line.clear)
         writer = (
@@ -151,8 +149,6 @@ def _write_rows(predictor: "Predictor", summary: "PredictionSummary", out: Path 
             if out is None
             else stack.enter_context(writers.open_writer(out, predictor.top))
         )
-        for item, prediction in predicted_items(predictor):
+        for item, prediction in predicted_items(predictor, progress):
             writer.write(prediction)
             summary.add(item, prediction)
-            progress.add(1, rejects=int(prediction.failure is not None))
-        progress.close()

@@ -46,10 +46,9 @@ def shard(
     json: Json = False,
 ) -> None:
     """Stage 1: pack images into a shard set. Finished shards are not packed again."""
-    from podscale.config.preflight import preflight
+    from podscale.api.stages import shard_part
     from podscale.data.manifest import ShardPart
     from podscale.kubernetes.termination_message import write_termination_on_exit
-    from podscale.stages import local
 
     if inspect is not None:
         _inspect(inspect, verify=verify, contact_sheets=contact_sheet, as_json=json)
@@ -62,17 +61,8 @@ def shard(
         if index >= of:
             raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
         config = load_run_document(document, changes)
-        preflight(config, "pack")
         progress = ProgressLine(sys.stderr)
-        result = local.shard(
-            config.data,
-            config.run.workspace,
-            ShardPart(index, of),
-            workers=workers or config.launch.shard_workers,
-            verify=verify,
-            progress=progress,
-            telemetry=local.ExportedTelemetry.for_config(config),
-        )
+        result = shard_part(config, ShardPart(index, of), workers=workers, verify=verify, progress=progress)
         progress.clear()
         if result is None:
             print(f"part {index} of {of} is done; the last part to finish completes the set")
@@ -91,13 +81,14 @@ def train(
     shard_set: ShardSetLocation = None,
 ) -> None:
     """Stage 2: train on a finished shard set, or resume an interrupted training."""
+    from podscale.api.stages import load_with_shard_set
     from podscale.kubernetes.termination_message import write_termination_on_exit
     from podscale.runs import RunDirectory
     from podscale.stages import local
 
     changes = [*changes, *([f"checkpoint.resume={resume}"] if resume is not None else [])]
     with write_termination_on_exit("train"):
-        config, location = _load_with_shard_set(document, changes, shard_set)
+        config, location = load_with_shard_set(load_run_document(document, changes), shard_set=shard_set)
         _print_outcome(config, local.train(config, location), RunDirectory.for_config(config).model)
 
 
@@ -167,12 +158,13 @@ def evaluate(
 @app.command()
 def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation = None) -> None:
     """Stage 4: write report.html and the model card."""
+    from podscale.api.stages import load_with_shard_set
     from podscale.kubernetes.termination_message import write_termination_on_exit
     from podscale.runs import RunDirectory
     from podscale.stages import local
 
     with write_termination_on_exit("report"):
-        config, location = _load_with_shard_set(document, changes, shard_set)
+        config, location = load_with_shard_set(load_run_document(document, changes), shard_set=shard_set)
         _print_outcome(config, local.report(config, location), RunDirectory.for_config(config).report)
 
 
@@ -217,34 +209,15 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
         raise InputError(problem, field=str(error.filename or folder)) from error
 
 
-def _load_with_shard_set(
-    document: str | None, changes: Sequence[str], shard_set: str | None
-) -> "tuple[RunConfig, str]":
-    """Return the document and the location of its shards, by default the set that `podscale shard` builds."""
-    from podscale.runs import dataset_directory, stage_outcomes
-
-    config = load_run_document(document, changes)
-    stage_outcomes.check_run_document(config)
-    return config, shard_set or dataset_directory(config.run.workspace, config.data)
-
-
 def _load_to_evaluate(
     documents: Sequence[str], changes: Sequence[str], shard_set: str | None
 ) -> "tuple[RunConfig, str]":
     """Return the document to evaluate (for several models, that of their ensemble) and the location of its shards."""
-    from podscale.evaluation.adhoc_ensemble import adhoc_ensemble_document
-    from podscale.runs import dataset_directory, stage_outcomes
+    from podscale.api.stages import load_ensemble, load_with_shard_set
 
-    if any(Path(name).is_dir() for name in documents):
-        config = adhoc_ensemble_document(documents, changes, shard_set)
-        location = shard_set or dataset_directory(config.run.workspace, config.data)
-        stage_outcomes.check_run_document(config)
-        return config, location
-    if len(documents) > 1:
-        missing = next(name for name in documents if not Path(name).is_dir())
-        hint = "Name a model by its directory or that of its run."
-        raise InputError("there is no such directory", field=missing, hint=hint)
-    return _load_with_shard_set(documents[0] if documents else None, changes, shard_set)
+    if len(documents) > 1 or any(Path(name).is_dir() for name in documents):
+        return load_ensemble(documents, changes, shard_set)
+    return load_with_shard_set(load_run_document(documents[0] if documents else None, changes), shard_set=shard_set)
 
 
 def _format_scores(evaluation: "Evaluation") -> dict[str, str]:

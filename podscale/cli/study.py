@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import check_policy, read_defaults
+from podscale.cli.documents import check_policy
 from podscale.cli.options import ClusterOptions, Defaults, Kfp, Set, complete_document, expand_option_groups
 from podscale.errors import InputError
 from podscale.pipelines import presets
@@ -143,6 +143,7 @@ def _write_package(
     """Write the study as a package for Kubeflow Pipelines, or as an Experiment of Katib."""
     if package.output.suffix not in (".yaml", ".yml"):
         raise InputError("the name of the file must end in .yaml", field=str(package.output))
+    from podscale.api.documents import read_defaults
     from podscale.study.grid import TrialGrid
 
     defaults = read_defaults(package.defaults, cluster.namespace, cluster.context)

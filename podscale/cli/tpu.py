@@ -121,9 +121,9 @@ def build_compile_request(config: "RunConfig", topology: "Topology") -> "Compile
 
     Raises InputError for an option that the JAX engine does not have.
     """
-    from podscale.cli.dry_run import known_data
     from podscale.config.batch_phases import largest_pass
     from podscale.jax.aot.request import CompileRequest
+    from podscale.stages.known_data import known_data
     from podscale.training import schedules
 
     config = as_jax_config(config)

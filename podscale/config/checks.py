@@ -204,7 +204,7 @@ def check_batch_norm_momentum(train: TrainSection) -> None:
 def check_momentum(train: TrainSection) -> None:
     """Raise if schedules or phases set a momentum that the optimizer does not have."""
     name, supporting = train.optimizer.name, optimizers_with("momentum")
-    if name in supporting:
+    if train.optimizer.has_option("momentum"):
         return
     schedules = [("train.schedule", train.schedule)]
     schedules += [
@@ -275,6 +275,8 @@ def check_step_options(config: RunDocument) -> None:
     if train.all_reduce.algorithm == "ddp":
         problem = "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole step"
         remedy = ", or train.all_reduce.algorithm to another one"
+    elif train.optimizer.is_plugin:
+        problem = "a CUDA graph replays one step for all, and a plug-in may change its work between steps"
     elif train.optimizer.name == "shampoo":
         problem = "a CUDA graph replays one step for all, and only some steps of Shampoo take inverse roots"
     if problem:

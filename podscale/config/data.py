@@ -1,14 +1,20 @@
 """Data, input and augmentation sections: source of the shard set, and the input pipeline from shards to batches."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import JsonValue, WithJsonSchema, field_validator, model_validator
 
+from podscale.config.choices import PLUGINS, check_choice, check_plugin_options, choice_schema
 from podscale.config.fields import Section, conflict_error, placement_field, result_field
 from podscale.config.schedule import CropSection
+from podscale.util.plugins import plugin_name
 
 Interpolation = Literal["bilinear", "bicubic"]
 """Filter that resizes images, antialiased as in Pillow."""
+
+
+AUGMENT_POLICIES = ("none", "rand_augment", "trivial_augment")
+FORMATS = ("auto", "digits", "imagefolder", "tar", "table", "imagenet")
 
 
 class RandAugmentSection(Section):
@@ -25,12 +31,13 @@ class RandAugmentSection(Section):
 class AugmentSection(Section):
     """Augmentation of cropped images by the loaders native and reference; draws are keyed by (seed, epoch, key)."""
 
-    policy: Literal["none", "rand_augment", "trivial_augment"] = result_field(
+    policy: Annotated[str, WithJsonSchema(choice_schema(AUGMENT_POLICIES))] = result_field(
         "none",
         "Augmentation of the cropped image. `rand_augment`: some of 15 operations at one strength (Cubuk 2019, in "
         "timm's form). `trivial_augment`: one of 14 at a random strength (Mueller 2021, torchvision's "
-        "TrivialAugmentWide).",
+        "TrivialAugmentWide). `plugin:NAME`: of an installed plug-in; `python:MODULE:CALLABLE`: of your own code.",
     )
+    options: dict[str, JsonValue] = result_field({}, "Options of the augmentation of a plug-in or of your own code.")
     rand_augment: RandAugmentSection = RandAugmentSection()
     erase: float = result_field(
         0.0,
@@ -46,6 +53,8 @@ class AugmentSection(Section):
 
     @model_validator(mode="after")
     def _check_policy(self) -> "AugmentSection":
+        check_choice("policy", self.policy, AUGMENT_POLICIES)
+        check_plugin_options(self.policy, self.options)
         if self.policy != "rand_augment" and self.rand_augment != RandAugmentSection():
             raise conflict_error(
                 "rand_augment",
@@ -61,8 +70,10 @@ class DataSection(Section):
     source: str = result_field(
         "digits", "Source of the images: `digits` (embedded), a path, or an fsspec URL.", min_length=1
     )
-    format: Literal["auto", "digits", "imagefolder", "tar", "table", "imagenet"] = result_field(
-        "auto", "Layout of the source; `auto` detects it. `table` is a CSV or JSONL of path,label."
+    format: Annotated[str, WithJsonSchema(choice_schema(FORMATS, PLUGINS))] = result_field(
+        "auto",
+        "Layout of the source; `auto` detects it. `table` is a CSV or JSONL of path,label. `plugin:NAME`: a source "
+        "of an installed plug-in.",
     )
     classes: tuple[str, ...] | None = result_field(
         None, "Expected class names in index order; a source with other classes is refused."
@@ -98,6 +109,16 @@ class DataSection(Section):
     quality: int = result_field(90, "JPEG quality of re-encoded images.", ge=1, le=100)
     max_pixels: int = result_field(40_000_000, "Images of more pixels are unusable (decompression bombs).", ge=1)
     max_bytes: int = result_field(64 * 2**20, "Image files of more bytes are unusable.", ge=1)
+
+    @property
+    def source_is_location(self) -> bool:
+        """Return True if `source` is a path or URL; False for the digits and for a plug-in, which reads it itself."""
+        return self.source != "digits" and plugin_name(self.format) is None
+
+    @model_validator(mode="after")
+    def _check_format(self) -> "DataSection":
+        check_choice("format", self.format, FORMATS, PLUGINS)
+        return self
 
 
 class InputSection(Section):

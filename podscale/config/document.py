@@ -1,21 +1,27 @@
 """Reader of run documents: YAML and `--set` overrides to a `RunConfig`, with errors that name key, file and line."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from podscale.config.optimizer import OPTIMIZER_NAMES, optimizers_with
-from podscale.config.option_names import option_names_of, suggest_key
+from podscale.config.optimizer import OPTIMIZER_NAMES, has_optimizer_option
+from podscale.config.option_names import is_section_name, option_names_of, suggest_key
+from podscale.config.outside_code import record_code, record_plugins
 from podscale.config.run_config import RunConfig
 from podscale.config.yaml_reader import KeyLocations, NotYaml, dump_yaml, parse_yaml
 from podscale.errors import ABSENT, InputError, combine_errors
+from podscale.util.plugins import is_from_elsewhere
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
+
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Changes of a document: texts of the form `a.b=c`, or values by section or dotted option."""
 
 MAX_DOCUMENT_BYTES = 2**20
 PROBLEMS = {
@@ -41,7 +47,7 @@ class Defaults:
 
 @dataclass
 class _Origins:
-    """Origins of a document's values, for messages; `overrides` is by key."""
+    """Origins of a document's values, for messages; `overrides` has the text of each override by its key."""
 
     document: KeyLocations
     defaults: KeyLocations | None = None
@@ -51,10 +57,10 @@ class _Origins:
         """Return the override of a key, else the line of it or its nearest parent, else the file."""
         inside = next((text for name, text in self.overrides.items() if name.startswith(f"{key}.")), None)
         if inside is not None and key not in self.document.lines:
-            return f"--set {inside}"
+            return inside
         while key:
             if key in self.overrides:
-                return f"--set {self.overrides[key]}"
+                return self.overrides[key]
             for source in filter(None, (self.document, self.defaults)):
                 if key in source.lines:
                     return source.at(source.lines[key])
@@ -62,8 +68,8 @@ class _Origins:
         return self.document.name
 
 
-def load(path: Path | str | None, overrides: Sequence[str] = (), defaults: Defaults | None = None) -> RunConfig:
-    """Load the run document at `path` (None: only built-in values) over `defaults`, with `a.b=c` overrides.
+def load(path: Path | str | None, overrides: Overrides = (), defaults: Defaults | None = None) -> RunConfig:
+    """Load the run document at `path` (None: only built-in values) over `defaults`, with overrides.
 
     Raises InputError if the file cannot be read, is no YAML, repeats a key, or has an unknown key or a wrong value.
     """
@@ -84,13 +90,11 @@ def read_text(path: Path) -> str:
         raise InputError(f"the run document is not UTF-8 text: {error}", field=str(path)) from error
 
 
-def loads(
-    text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
-) -> RunConfig:
+def loads(text: str, name: str = "document", overrides: Overrides = (), defaults: Defaults | None = None) -> RunConfig:
     """Load a run document from text; `name` is the name of the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
-    return _validate(RunConfig, values, origins)
+    return record_code(record_plugins(_validate(RunConfig, values, origins)))
 
 
 def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
@@ -98,18 +102,22 @@ def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
     return _validate(model, *_read_values(text, name))
 
 
-def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
-    """Return one value as `load` reads it, unchecked; None if it is absent."""
-    value: Any = _read_values("{}" if path is None else read_text(Path(path)), str(path), overrides)[0]
+def peek(source: Path | str | Mapping[str, Any] | None, key: str, overrides: Overrides = ()) -> Any:
+    """Return one value as `load` reads it from a file or from values, unchecked; None if it is absent."""
+    if isinstance(source, Mapping):
+        text = dump_yaml(dict(source))
+    else:
+        text = "{}" if source is None else read_text(Path(source))
+    value: Any = _read_values(text, "" if isinstance(source, Mapping) else str(source), overrides)[0]
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
 
 
-def is_set(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> bool:
+def is_set(source: Path | str | Mapping[str, Any] | None, key: str, overrides: Overrides = ()) -> bool:
     """Return whether a document or its overrides hold a key, if only with the value null."""
     section, _, last = key.rpartition(".")
-    values = peek(path, section, overrides)
+    values = peek(source, section, overrides)
     return isinstance(values, dict) and last in values
 
 
@@ -129,7 +137,7 @@ def option_names() -> list[str]:
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the values of `a.b=c` overrides by dotted name; raises InputError for a malformed one."""
-    return dict(map(_parse_override, overrides))
+    return {key: value for key, value, _ in map(_parse_override, overrides)}
 
 
 def format_overrides(settings: Mapping[str, Any]) -> list[str]:
@@ -144,7 +152,7 @@ def format_overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _read_values(
-    text: str, name: str, overrides: Sequence[str] = (), defaults: Defaults | None = None
+    text: str, name: str, overrides: Overrides = (), defaults: Defaults | None = None
 ) -> tuple[dict[str, Any], _Origins]:
     """Return the values of a document with its defaults and overrides, unchecked."""
     origins = _Origins(KeyLocations(name))
@@ -152,8 +160,10 @@ def _read_values(
     if defaults is not None:
         origins.defaults = KeyLocations(defaults.name)
         values = merge_values(parse_yaml(defaults.text, origins.defaults), values)
-    for override in overrides:
-        _apply_override(values, override, origins)
+    settings = _iter_settings(overrides) if isinstance(overrides, Mapping) else map(_parse_override, overrides)
+    for key, value, origin in settings:
+        _apply_override(values, key, value, origin)
+        origins.overrides[key] = origin
     return values, origins
 
 
@@ -167,22 +177,20 @@ def merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, 
     return merged
 
 
-def _apply_override(values: dict[str, Any], override: str, origins: _Origins) -> None:
-    key, value = _parse_override(override)
-    origins.overrides[key] = override
+def _apply_override(values: dict[str, Any], key: str, value: Any, origin: str) -> None:
     *parents, last = key.split(".")
     section = values
     for depth, parent in enumerate(parents, start=1):
         child = section.setdefault(parent, {})
         if not isinstance(child, dict):
             path = ".".join(parents[:depth])
-            raise InputError("a value, not a section", field=path, got=child, location=f"--set {override}")
+            raise InputError("a value, not a section", field=path, got=child, location=origin)
         section = child
     section[last] = value
 
 
-def _parse_override(override: str) -> tuple[str, Any]:
-    """Return key and value of `a.b=c`; a value that is no YAML is text."""
+def _parse_override(override: str) -> tuple[str, Any, str]:
+    """Return key, value and origin of `a.b=c`; a value that is no YAML is text."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise InputError("write it as section.key=value", field=f"--set {override}")
@@ -192,7 +200,28 @@ def _parse_override(override: str) -> tuple[str, Any]:
     else:
         with suppress(NotYaml):
             value = parse_yaml(f"value: {text}", KeyLocations(f"--set {override}"))["value"]
-    return key.strip(), value
+    return key.strip(), value, f"--set {override}"
+
+
+def _iter_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield option, value and origin of each setting; the options of a section one by one."""
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and is_section_name(key, RunConfig):
+            yield from _iter_settings(value, f"{key}.")
+        else:
+            yield key, plain_value(value), "argument"
+
+
+def plain_value(value: Any) -> Any:
+    """Return a Python value as YAML reads it: paths as text, tuples as lists, sections as mappings."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(entry) for entry in value]
+    return fspath(value) if isinstance(value, PathLike) else value
 
 
 def _drop_unsupported_options(values: dict[str, Any], origins: _Origins) -> None:
@@ -200,9 +229,9 @@ def _drop_unsupported_options(values: dict[str, Any], origins: _Origins) -> None
     if "train.optimizer.name" not in origins.overrides:
         return
     section = values["train"]["optimizer"]
-    if section["name"] not in OPTIMIZER_NAMES:
+    if section["name"] not in OPTIMIZER_NAMES and not is_from_elsewhere(str(section["name"])):
         return  # the validation refuses it
-    for option in [name for name in section if section["name"] not in optimizers_with(name)]:
+    for option in [name for name in section if not has_optimizer_option(section["name"], name)]:
         key = f"train.optimizer.{option}"
         if not any(f"{name}.".startswith(f"{key}.") for name in origins.overrides):
             del section[option]

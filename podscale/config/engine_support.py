@@ -76,6 +76,7 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
             "starts from runs of Podscale",
             "null, and train.start_from.run",
         ),
+        "train.optimizer.name": (train.optimizer.is_plugin, "takes no optimizers of plug-ins", "sgd"),
         "train.freeze": (bool(train.freeze), "trains all parameters", "[]"),
         "train.learning_rate_scale": (bool(train.learning_rate_scale), "has one learning rate", "{}"),
         "train.layer_decay": (train.layer_decay is not None, "has one learning rate", "null"),

@@ -287,6 +287,14 @@ class LaunchSection(Section):
         "the limit, up to launch.timeout_seconds. Evaluations, checkpoints and the first step do not count.",
         gt=0,
     )
+    code: str | None = placement_field(
+        None,
+        "Folder or package of your own code that travels with the run, for models by `python:MODULE:CALLABLE`: on the "
+        "import path of every stage, also in pods and in predictions (docs/how-to/own-code.md).",
+    )
+    code_bundle: str | None = placement_field(
+        None, "That code as text, in the documents of pods; `podscale render`, `submit` and `compile` write it."
+    )
     image: str = placement_field(
         "podscale-base:latest",
         "Container image of the stages: podscale-base, podscale-gpu, podscale-tpu ...",

@@ -20,10 +20,11 @@ CATALOGUE_NAMES = (
     "alexnet",
 )
 """Names of Podscale's own networks (docs/reference/models.md)."""
-LIBRARIES = ("torchvision", "timm", "python")
+LIBRARIES = ("torchvision", "timm", "python", "plugin")
 """Prefixes of models from elsewhere."""
-EXTERNAL_PATTERN = r"^(torchvision:[A-Za-z0-9_]+|timm:[A-Za-z0-9_.\-]+|python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"
-EXTERNAL_FORMS = "torchvision:NAME, timm:NAME or python:MODULE:CALLABLE"
+EXTERNAL_PATTERN = r"^(torchvision:[A-Za-z0-9_]+|timm:[A-Za-z0-9_.\-]+|python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+EXTERNAL_PATTERN += r"|plugin:[A-Za-z0-9][A-Za-z0-9_.\-]*)$"
+EXTERNAL_FORMS = "torchvision:NAME, timm:NAME, python:MODULE:CALLABLE or plugin:NAME"
 
 
 class ModelSource(NamedTuple):

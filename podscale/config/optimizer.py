@@ -6,10 +6,11 @@ be set to its default only, because resolved documents contain every option.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, JsonValue, WithJsonSchema, model_validator
 
+from podscale.config.choices import check_choice, check_plugin_options, choice_schema
 from podscale.config.fields import Section, conflict_error, result_field
 from podscale.util.formatting import join_words
 
@@ -149,7 +150,10 @@ OPTIMIZER_NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
 class OptimizerSection(Section):
-    name: OptimizerName = result_field("sgd", "Optimizer.")
+    name: Annotated[str, WithJsonSchema(choice_schema(OPTIMIZER_NAMES))] = result_field(
+        "sgd", "Optimizer; `plugin:NAME`: of an installed plug-in; `python:MODULE:CALLABLE`: of your own code."
+    )
+    options: dict[str, JsonValue] = result_field({}, "Options of the optimizer of a plug-in or of your own code.")
     momentum: float = result_field(0.9, "Momentum (LAMB, Adam: beta 1).", ge=0, lt=1)
     momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result_field(
         None,
@@ -199,6 +203,17 @@ class OptimizerSection(Section):
     nlcg: NlcgSection = NlcgSection()
     neumann: NeumannSection = NeumannSection()
 
+    @model_validator(mode="after")
+    def _check_name(self) -> "OptimizerSection":
+        check_choice("name", self.name, OPTIMIZER_NAMES)
+        check_plugin_options(self.name, self.options)
+        return self
+
+    @property
+    def is_plugin(self) -> bool:
+        """Return True for the optimizer of a plug-in."""
+        return self.name not in OPTIMIZER_NAMES
+
     @property
     def effective_momentum_form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
         """Momentum form in use: the document's, or the optimizer's default."""
@@ -206,7 +221,7 @@ class OptimizerSection(Section):
 
     def has_option(self, option: str) -> bool:
         """Return True if the chosen optimizer has an option of this section."""
-        return self.name in optimizers_with(option)
+        return has_optimizer_option(self.name, option)
 
     @property
     def effective_eps(self) -> float:
@@ -235,6 +250,13 @@ OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
 def optimizers_with(option: str) -> tuple[str, ...]:
     """Return the optimizers that have an option or section."""
     return (option,) if option in OPTIMIZER_NAMES else OPTIMIZERS_WITH_OPTION.get(option, OPTIMIZER_NAMES)
+
+
+def has_optimizer_option(name: str, option: str) -> bool:
+    """Return True if an optimizer has an option; that of a plug-in has momentum, and what all have."""
+    if name in OPTIMIZER_NAMES:
+        return name in optimizers_with(option)
+    return option == "momentum" or not (option in OPTIMIZER_NAMES or option in OPTIMIZERS_WITH_OPTION)
 
 
 def unsupported_options(section: OptimizerSection) -> Iterator[str]:

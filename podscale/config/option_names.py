@@ -23,6 +23,11 @@ def option_names_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
+def is_section_name(name: str, model: type[BaseModel]) -> bool:
+    """Return True for the dotted name of a section of options."""
+    return any(option.startswith(f"{name}.") for option in option_names_of(model))
+
+
 def suggest_key(key: str, model: type[BaseModel]) -> str:
     """Return the hint for an unknown key: a similar key, one of that name elsewhere, or the valid keys."""
     parent, _, last = key.rpartition(".")

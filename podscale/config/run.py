@@ -29,6 +29,16 @@ class RunSection(Section):
         ".", "Local or mounted directory (path or file://) that holds datasets/<fingerprint> and runs/<id>."
     )
     seed: int = result_field(0, "Seed of weights, sample order and augmentation.", ge=0, lt=2**63)
+    code: str | None = result_field(
+        None,
+        "SHA-256 of the code in `launch.code`, recorded when the document is loaded.",
+        pattern=r"^[0-9a-f]{64}$",
+    )
+    plugins: dict[str, str] = result_field(
+        {},
+        "Distribution and version of each plug-in that the document names, by `group:name`; recorded when the document "
+        "is loaded. Set it for plug-ins that are installed in the image alone.",
+    )
 
 
 class EvaluateSection(Section):

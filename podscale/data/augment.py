@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from podscale.config.data import AugmentSection
 from podscale.data.rng import derive_key, uniform
+from podscale.errors import InputError
+from podscale.util.plugins import call_plugin, find_factory, is_from_elsewhere
 
 Rgb = tuple[int, int, int]
 
@@ -138,6 +140,30 @@ class OperationDraws(NamedTuple):
     resample: float
 
 
+class PluginAugmentation(Protocol):
+    """Augmentation of a plug-in; `draws` is the number of draws that it takes for an image."""
+
+    draws: int
+
+    def __call__(self, image: Image.Image, draws: RandomDraws) -> Image.Image:
+        """Return an RGB image of the same size. Everything random follows from `draws`, float64 [draws] in [0, 1)."""
+        ...
+
+
+def _build_plugin(section: AugmentSection) -> PluginAugmentation | None:
+    """Build the augmentation of a plug-in; None for another policy."""
+    if not is_from_elsewhere(section.policy):
+        return None
+    field = "input.augment.policy"
+    plugin = find_factory("podscale.augmentations", section.policy, field)
+    built = call_plugin(plugin, field, options=section.options, options_field="input.augment.options")
+    if not (callable(built) and isinstance(getattr(built, "draws", None), int)):
+        problem = f"{plugin} returns {type(built).__name__}, which is not callable or has no number `draws`"
+        raise InputError(problem, field=field, got=section.policy)
+    augmentation: PluginAugmentation = built
+    return augmentation
+
+
 class Augmentation:
     """Augmentation of one run document; `mean` is the mean colour in [0, 1]."""
 
@@ -145,19 +171,23 @@ class Augmentation:
         self._section, self._seed = section, seed
         red, green, blue = (min(255, round(255 * part)) for part in mean)
         self._mean: Rgb = (red, green, blue)
-        self._layers = {"none": 0, "trivial_augment": 1, "rand_augment": section.rand_augment.layers}[section.policy]
+        self._plugin = _build_plugin(section)
+        layers = {"trivial_augment": 1, "rand_augment": section.rand_augment.layers}.get(section.policy, 0)
+        self._layers, self._plugin_draws = layers, self._plugin.draws if self._plugin is not None else 0
 
     def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> RandomDraws:
         """Return numbers in [0, 1) for n images, float64 [n, draws per image], from their `epochs` and `keys` [n]."""
         sample = derive_key(self._seed, _KEY_DOMAIN, epochs, keys)
-        count = self._layers * len(OperationDraws._fields) + 2 * _TRIES + 3
+        count = self._policy_draws + 2 * _TRIES + 3
         return uniform(derive_key(sample[:, np.newaxis], np.arange(count)))
 
     def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
         """Return the augmented image, uint8 [height, width, 3]; `draws` is one row of the method `draws`."""
         change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
-        end = self._layers * len(OperationDraws._fields)
-        for layer in draws[:end].reshape(-1, len(OperationDraws._fields)).tolist():
+        end = self._policy_draws
+        if self._plugin is not None:
+            image = self._apply_plugin(image, draws[:end])
+        for layer in draws[: end - self._plugin_draws].reshape(-1, len(OperationDraws._fields)).tolist():
             image = change(image, OperationDraws(*layer))
         pixels = np.asarray(image)
         rectangle = _erased_rectangle(image.height, image.width, self._section.erase, draws[end:])
@@ -165,6 +195,19 @@ class Augmentation:
             pixels = pixels.copy()
             pixels[rectangle] = self._mean
         return pixels
+
+    @property
+    def _policy_draws(self) -> int:
+        """Draws of the policy, before those of the erased rectangle."""
+        return self._layers * len(OperationDraws._fields) + self._plugin_draws
+
+    def _apply_plugin(self, image: Image.Image, draws: RandomDraws) -> Image.Image:
+        assert self._plugin is not None
+        changed = self._plugin(image, draws)
+        if not isinstance(changed, Image.Image) or (changed.size, changed.mode) != (image.size, "RGB"):
+            problem = f"returns {changed!r} for an RGB image of {image.width}x{image.height} pixels"
+            raise InputError(problem, field="input.augment.policy", got=self._section.policy)
+        return changed
 
     def _rand_augment(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
         """Apply one operation of RandAugment, bilinear or bicubic, filled with the mean colour, as timm does."""

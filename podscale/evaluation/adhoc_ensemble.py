@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale.config import RunConfig, dumps, fingerprint, loads
+from podscale.config.document import Overrides
 from podscale.config.ensemble import EnsembleSection
 from podscale.config.run import ClaimSection
 from podscale.config.start import StartSection
@@ -11,7 +12,7 @@ from podscale.errors import InputError
 from podscale.runs.model_files import find_model_directory, read_model, run_document_of, run_of
 
 
-def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:
+def adhoc_ensemble_document(names: Sequence[str], changes: Overrides, shard_set: str | None) -> RunConfig:
     """Build the run document of an ensemble from directories of runs or models.
 
     Workspace and options are those of the first model's run. Outside of a run directory, they are in model.json.

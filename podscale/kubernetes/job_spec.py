@@ -15,6 +15,7 @@ from podscale.kubernetes.pod_resources import PodResources, pod_resources, valid
 from podscale.kubernetes.resources import KubernetesObject, annotations_of
 from podscale.runs import dataset_directory, local_path
 from podscale.runs.stage_outcomes import StageName
+from podscale.runs.user_code import bundle_code
 from podscale.util.locations import Location
 from podscale.version import VERSION
 
@@ -258,7 +259,7 @@ def _stage_command(stage: StageName, location: str, nodes: int) -> tuple[str, ..
 
 def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_path: str | None) -> str:
     """Return the document of the pods, as YAML: launched locally, with metrics for the cluster."""
-    values: dict[str, Any] = config.model_dump(mode="json")
+    values: dict[str, Any] = bundle_code(config).model_dump(mode="json")
     values["launch"].update(backend="local", nodes=nodes, processes=processes_per_node)
     values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
     if cache_path is not None:

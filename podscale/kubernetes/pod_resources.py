@@ -184,7 +184,7 @@ def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterato
     path = Location.parse(source if stage == "shard" else shard_set).local_path
     if path is None or _is_writable(path, config) is not None:
         return
-    if stage == "shard" and source != "digits":
+    if stage == "shard" and config.data.source_is_location:
         hint = "Name one with launch.cluster.volumes, or give a gs:// or s3:// URL."
         yield InputError(problem, field="data.source", got=source, hint=hint)
     elif stage != "shard" and path.is_absolute():

@@ -113,7 +113,7 @@ def follow_job(
         state = wait_for_job(
             api, job, print_line=printer.line, notify=printer.notify, limits=limits, on_started=on_started
         )
-    return _job_result(stage, state)
+    return job_result(stage, state)
 
 
 def submit_stage(
@@ -199,7 +199,8 @@ def _job_start_writer(api: ClusterClient, config: RunConfig, stage: StageName, *
     return leave
 
 
-def _job_result(stage: JobStage, state: JobState) -> JobResult:
+def job_result(stage: JobStage, state: JobState) -> JobResult:
+    """Return the result of a stage from the last state of its job."""
     if state.phase == "succeeded":
         return JobResult(stage, int(ExitCode.DONE))
     if state.is_permanent or state.stage_exit is None:

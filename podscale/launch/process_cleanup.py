@@ -59,7 +59,7 @@ def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_
 def start_bound(
     arguments: list[str], variables: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
 ) -> "subprocess.Popen[bytes]":
-    """Start Python in its own session; it exits when this thread exits, so call it from the main thread."""
+    """Start Python in its own session; it exits when this thread exits, so wait for it in the same thread."""
     return subprocess.Popen(
         [sys.executable, "-m", "podscale.launch.process_cleanup", sys.executable, *arguments],
         env=variables,

@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -26,7 +25,7 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import ExitCode
 from podscale.launch import rejoin
 from podscale.launch.environment_file import describe_environment
-from podscale.launch.log_display import LogDisplay
+from podscale.launch.log_display import LogDisplay, StageOutput
 from podscale.launch.stage_result import StageResult, stage_result
 from podscale.launch.tracker_processes import TrackerProcesses
 from podscale.launch.worker_group import ShutdownRequest, WorkerGroup
@@ -37,7 +36,6 @@ from podscale.runs.lease import lease_wait_seconds
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.goodput import GoodputState, after_launch, read_goodput_state, write_goodput_state
 from podscale.telemetry.pod_telemetry import StageTelemetry
-from podscale.telemetry.step_log import StepLog
 from podscale.util import env, host_info, processes
 from podscale.util.files import write_json
 
@@ -58,12 +56,19 @@ EXIT_CAUSES: Mapping[int, str] = {
 
 
 def supervise_stage(
-    config: RunConfig, stage: WorkerStage, shard_set: str, lease: Lease | None, *, worker_module: str = ""
+    config: RunConfig,
+    stage: WorkerStage,
+    shard_set: str,
+    lease: Lease | None,
+    *,
+    output: StageOutput | None = None,
+    worker_module: str = "",
 ) -> StageResult:
-    """Run one stage in this pod. Call it from the main thread: it handles SIGTERM and SIGINT.
+    """Run one stage in this pod. In the main thread it handles SIGTERM and SIGINT; elsewhere nothing stops the stage.
 
     Args:
         lease: Lease of the run directory, held by the leading pod; None if the rendezvous decides which pod leads.
+        output: Output while the stage runs; None: that of the commands.
         worker_module: Module that each rank runs; "" for the worker module of the engine.
 
     Raises:
@@ -74,7 +79,8 @@ def supervise_stage(
     )
     with ExitStack() as stack:
         shutdown = stack.enter_context(_handle_stop_signals())
-        return Supervisor(replace(spec, worker_module=worker_module), lease, shutdown, stack).run()
+        spec = replace(spec, worker_module=worker_module)
+        return Supervisor(spec, lease, shutdown, stack, output or StageOutput.printed(config.telemetry)).run()
 
 
 class Supervisor:
@@ -83,7 +89,14 @@ class Supervisor:
     `stack` closes everything and removes the rank directory, in which the ranks leave their reports and metrics.
     """
 
-    def __init__(self, spec: WorkerSpec, lease: Lease | None, shutdown: ShutdownRequest, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        lease: Lease | None,
+        shutdown: ShutdownRequest,
+        stack: ExitStack,
+        output: StageOutput,
+    ) -> None:
         self._spec, self._lease, self._shutdown = spec, lease, shutdown
         self._run = run = RunDirectory.for_config(spec.config).create()
         self._rank_dir = Path(tempfile.mkdtemp(prefix="podscale-"))
@@ -94,8 +107,8 @@ class Supervisor:
         if spec.rendezvous.is_leader is not False:
             write_json(run.environment, describe_environment(spec))
         # From here on `podscale run` shows the URL of the metrics.
-        self._telemetry.start(run.endpoint if lease is not None else None)
-        self._display = _build_display(spec, run, self._logs, self._rank_dir)
+        self._telemetry.start(run.endpoint if lease is not None else None, output.messages)
+        self._display = _build_display(spec, run, self._logs, self._rank_dir, output)
         stack.callback(self._display.close)
         self._trackers = TrackerProcesses(
             spec, self._logs, self._rank_dir, self._display.print_line, self._log_tracker_failure
@@ -161,7 +174,7 @@ class Supervisor:
     def _log_restart(self, result: StageResult, restarts_left: int) -> None:
         with self._event_log() as events:
             events.event("restart", cause=EXIT_CAUSES[result.exit_code], error=result.error, left=restarts_left)
-        print(f"{result.error}; restarting ({restarts_left} left)", file=sys.stderr, flush=True)
+        self._display.print_line(f"{result.error}; restarting ({restarts_left} left)")
 
     def _log_tracker_failure(self, name: str, reason: str) -> None:
         """Log the event of a failed tracker."""
@@ -232,13 +245,12 @@ class LaunchHistory:
             logger.warning("%s: cannot record the launches of the run: %s", self._path, error.strerror)
 
 
-def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Path) -> LogDisplay:
-    """Return the display: the step log if this pod may lead, the output of this pod's first rank in every pod."""
+def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Path, output: StageOutput) -> LogDisplay:
+    """Return the display: the records if this pod may lead, the output of this pod's first rank in every pod."""
     node_rank = spec.rendezvous.node_rank
     rank_log = logs / f"rank-{node_rank * spec.processes_per_node}.log" if node_rank is not None else None
     metrics = run.metrics if spec.rendezvous.is_leader is not False else None
-    step_log = StepLog(sys.stdout, spec.config.telemetry.log)
-    return LogDisplay(metrics, rank_log, progress_path(rank_dir, os.environ), step_log, sys.stderr)
+    return LogDisplay(metrics, rank_log, progress_path(rank_dir, os.environ), output)
 
 
 def _build_launcher_monitor(spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> LauncherMonitor | None:
@@ -267,9 +279,11 @@ def _build_telemetry(spec: WorkerSpec, rank_dir: Path) -> StageTelemetry:
 
 @contextmanager
 def _handle_stop_signals() -> Iterator[ShutdownRequest]:
-    """Turn SIGTERM and SIGINT into a stop request inside the block."""
-    assert threading.current_thread() is threading.main_thread(), "signals and child processes need the main thread"
+    """Turn SIGTERM and SIGINT into a stop request inside the block; only the main thread may handle signals."""
     shutdown = ShutdownRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield shutdown
+        return
     previous_handlers: dict[signal.Signals, Any] = {number: signal.signal(number, shutdown) for number in STOP_SIGNALS}
     try:
         yield shutdown

@@ -14,6 +14,7 @@ from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.evaluation.evaluation_json import read_evaluation
 from podscale.runs.model_files import EvaluatedModel, find_model_directory, read_model, run_document_of, run_of
+from podscale.runs.user_code import code_of_model, imported_from
 from podscale.util.files import file_sha256
 from podscale.util.formatting import printable
 
@@ -64,7 +65,8 @@ def build_classifier(model: PredictionModel, index: int = 0, threads: int | None
 
     if threads is not None:
         classifier.use_threads(threads)
-    return classifier.TorchClassifier(model.files, model.config, index)
+    with imported_from(code_of_model(model.files.directory, model.config)):
+        return classifier.TorchClassifier(model.files, model.config, index)
 
 
 def _fitted_temperature(files: EvaluatedModel) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from podscale.data.manifest import classes_sha256
 from podscale.errors import InputError
 from podscale.prediction.image_inputs import ImageItem, iter_items
-from podscale.prediction.predict import predicted_items
+from podscale.prediction.predict import predict_items
 from podscale.prediction.predictor import PredictedItem, Predictor
 from podscale.prediction.writers import JsonLinesWriter
 from podscale.runs.model_files import inference_options_of, preprocessing_of
@@ -175,7 +175,7 @@ def predict_part(
     items = itertools.islice(_items(predictor), chosen.start, chosen.stop)
     reporter = ProgressReporter("predict", progress, len(chosen))
     try:
-        rows, digest = _write_rows(rows_path(folder, part), predicted_items(predictor, items), len(chosen), reporter)
+        rows, digest = _write_rows(rows_path(folder, part), predict_items(predictor, items), len(chosen), reporter)
         manifest = PartManifest(identity, part.index, rows, digest)
         write_json(manifest_path(folder, part), asdict(manifest))
     except OSError as error:

@@ -19,6 +19,7 @@ from podscale.prediction.model import build_classifier
 from podscale.prediction.predictor import PredictedItem, Predictor
 from podscale.util.host_info import visible_gpus
 from podscale.util.processes import exit_with_parent
+from podscale.util.spawned_processes import MainlessContext
 
 _EXIT_SECONDS = 10.0
 """Time for a process to exit at the end, seconds."""
@@ -77,7 +78,7 @@ def predict_on_processes(predictor: Predictor, chunks: Iterator[Sequence[ImageIt
 @contextmanager
 def _start_worker(predictor: Predictor, index: int) -> Iterator[_Worker]:
     """Start a process; it is killed at the end if it does not exit, as after an error."""
-    context = multiprocessing.get_context("spawn")
+    context = MainlessContext()
     ours, theirs = context.Pipe()
     process = context.Process(target=_run_worker, args=(predictor, theirs, index, os.getpid()), daemon=True)
     process.start()

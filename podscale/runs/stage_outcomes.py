@@ -15,11 +15,13 @@ from typing import Any, Literal, get_args
 
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.data import DataSection
+from podscale.config.identity import Difference
 from podscale.data.manifest import WHOLE_SHARD_SET, ShardPart
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs.directory import RunDirectory, dataset_directory, local_path
 from podscale.runs.lease import Lease, LeaseLost, lease_wait_seconds
 from podscale.runs.stage_inputs import is_same_inputs, stage_inputs
+from podscale.runs.user_code import describe_code_change, find_archive
 from podscale.util.files import write_atomically, write_json
 from podscale.util.processes import SigtermReceived
 
@@ -117,7 +119,7 @@ def check_run_document(config: RunConfig) -> RunDirectory:
         return run
     changed = differences(result_values(load(run.config)), result_values(config))
     if changed:
-        listing = "\n".join(f"  {change}" for change in changed)
+        listing = "\n".join(_describe_change(config, change) for change in changed)
         raise InputError(
             f"holds the run of another document. These options change the numbers and differ:\n{listing}\n",
             field=str(run.path),
@@ -127,11 +129,23 @@ def check_run_document(config: RunConfig) -> RunDirectory:
     return run
 
 
+def _describe_change(config: RunConfig, change: Difference) -> str:
+    """Return the line of a changed option; below it, the files of the user's code that differ."""
+    if change.option != "run.code":
+        return f"  {change}"
+    with suppress(InputError):
+        find_archive(config)  # stored, so that the files can be compared
+    files = describe_code_change(config.run.workspace, change)
+    return f"  {change}" + (f"\n{files}" if files else "")
+
+
 def prepare_run_directory(config: RunConfig) -> RunDirectory:
     """Check the run document, and create the run directory with the resolved document."""
     run = check_run_document(config).create()
     try:
-        write_atomically(run.config, dumps(config))
+        find_archive(config)
+        launch = config.launch.model_copy(update={"code_bundle": None})  # the workspace has the code now
+        write_atomically(run.config, dumps(config.model_copy(update={"launch": launch})))
     except OSError as error:
         raise InputError(f"cannot write the run directory: {error.strerror}", field=str(run.path)) from error
     return run

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from podscale.config import RunConfig
 from podscale.config.data import DataSection
@@ -35,6 +35,7 @@ from podscale.runs import (
     write_outcome,
 )
 from podscale.runs.launcher_heartbeat import check_not_abandoned
+from podscale.runs.user_code import copy_code_to_model, user_code
 from podscale.util import env
 from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
@@ -42,6 +43,7 @@ from podscale.util.progress_reports import ProgressCallback
 if TYPE_CHECKING:
     from podscale.data.shard_set import ShardSet
     from podscale.data.sharding.pack_progress import BuildObserver
+    from podscale.launch.log_display import StageOutput
     from podscale.launch.stage_result import StageResult
 
 
@@ -54,6 +56,11 @@ class ShardResult:
     reused: bool
     messages: tuple[str, ...] = ()
     """Notices for the user, one sentence each."""
+
+    @property
+    def images(self) -> dict[str, int]:
+        """Images in use by split."""
+        return {name: split.count for name, split in self.manifest.splits.items()}
 
 
 @dataclass(frozen=True)
@@ -96,10 +103,12 @@ def shard(
     verify: bool = False,
     progress: ProgressCallback | None = None,
     telemetry: ExportedTelemetry | None = None,
+    messages: TextIO | None = None,
 ) -> ShardResult | None:
     """Build the shard set of a data section under <workspace>/datasets, unless it is complete.
 
     Returns None if other pods have yet to complete it. `workers` is the number of packing processes (0: one per core).
+    `messages` is the stream of notices; None: standard error.
 
     Raises:
         InputError: The source or the target is unusable.
@@ -114,7 +123,7 @@ def shard(
     with (
         record_stage(record, "shard") as recording,
         stage_outcomes.disk_errors(directory),
-        _export_build_metrics(telemetry, directory, summary) as observer,
+        _export_build_metrics(telemetry, directory, summary, messages) as observer,
     ):
         result = build_shard_set(
             data, directory, part, workers=workers, verify=verify, progress=progress, observer=observer
@@ -129,7 +138,7 @@ def shard(
 
 @contextmanager
 def _export_build_metrics(
-    telemetry: ExportedTelemetry | None, directory: Path, summary: Path
+    telemetry: ExportedTelemetry | None, directory: Path, summary: Path, messages: TextIO | None
 ) -> "Iterator[BuildObserver]":
     """Serve the metrics of a build, and write the last values at its end, also after bad input."""
     if telemetry is None:
@@ -143,7 +152,7 @@ def _export_build_metrics(
     volumes = {"workspace": directory.parent, "scratch": Path(tempfile.gettempdir())}
     with StageTelemetry(telemetry.section, run=telemetry.run, stage="shard", volumes=volumes) as served:
         observer = ShardMetrics(served.registry, run=telemetry.run)
-        served.start(Path(telemetry.endpoint) if telemetry.endpoint is not None else None)
+        served.start(Path(telemetry.endpoint) if telemetry.endpoint is not None else None, messages)
         try:
             yield observer
         except InputError:
@@ -152,14 +161,14 @@ def _export_build_metrics(
         served.finish(summary)
 
 
-def train(config: RunConfig, shard_set: str) -> StageOutcome:
+def train(config: RunConfig, shard_set: str, output: "StageOutput | None" = None) -> StageOutcome:
     """Train, or resume an interrupted training, and write <run>/model. Raises the error of the ranks."""
-    return _run_supervised(config, "train", shard_set)
+    return _run_supervised(config, "train", shard_set, output)
 
 
-def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
+def evaluate(config: RunConfig, shard_set: str, output: "StageOutput | None" = None) -> StageOutcome:
     """Evaluate <run>/model on the validation split and write evaluation.json and the predictions."""
-    return _run_supervised(config, "evaluate", shard_set)
+    return _run_supervised(config, "evaluate", shard_set, output)
 
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
@@ -174,9 +183,10 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
         if stage.finished is None:
             # A report is written even if the shards are gone; only remote ones are downloaded first.
             opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
-            if stage.run.model.is_dir():  # a run that failed early has a report, but no model
-                write_card(config, opened)
-            build_report(stage.run.path, opened)
+            with user_code(config):
+                if stage.run.model.is_dir():  # a run that failed early has a report, but no model
+                    write_card(config, opened)
+                build_report(stage.run.path, opened)
     return stage.outcome
 
 
@@ -216,30 +226,34 @@ def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
     return {"shard": max(outcomes, key=lambda outcome: outcome.ended)} if outcomes else {}
 
 
-def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> StageOutcome:
+def _run_supervised(
+    config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str, output: "StageOutput | None"
+) -> StageOutcome:
     """Run a stage under the supervisor, unless it is finished; only the leading pod writes to the run directory."""
     from podscale.launch.rendezvous import Rendezvous
 
     if stage_outcomes.finished_outcome(config, stage, shard_set) is None:
         check_not_abandoned(RunDirectory.for_config(config), stage)
     if not (Rendezvous.read(os.environ) or Rendezvous()).is_leader:
-        return _run_follower_pod(config, stage, shard_set)
+        return _run_follower_pod(config, stage, shard_set, output)
     with stage_outcomes.stage_once(config, stage, shard_set) as entered:
         if entered.finished is None:
-            result = _supervise(config, stage, shard_set, entered.lease)
+            result = _supervise(config, stage, shard_set, entered.lease, output)
             if result.exit_code != ExitCode.DONE:
                 reason = result.error or f"{stage} ended with exit code {result.exit_code}"
                 raise error_from_exit_code(result.exit_code, reason)
     return entered.outcome
 
 
-def _run_follower_pod(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> StageOutcome:
+def _run_follower_pod(
+    config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str, output: "StageOutput | None"
+) -> StageOutcome:
     """Run a stage in a pod that does not lead, or does not know yet whether it leads."""
     finished = stage_outcomes.finished_outcome(config, stage, shard_set)
     if finished is not None:
         return replace(finished, reused=True)
     started = time.monotonic()
-    result = _supervise(config, stage, shard_set, None)
+    result = _supervise(config, stage, shard_set, None, output)
     ended = datetime.now(UTC).isoformat()
     outcome = StageOutcome(stage, result.exit_code, result.error, time.monotonic() - started, ended)
     if result.is_leader:
@@ -250,16 +264,33 @@ def _run_follower_pod(config: RunConfig, stage: Literal["train", "evaluate"], sh
 
 
 def _supervise(
-    config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str, lease: Lease | None
+    config: RunConfig,
+    stage: Literal["train", "evaluate"],
+    shard_set: str,
+    lease: Lease | None,
+    output: "StageOutput | None" = None,
 ) -> "StageResult":
     """Check the stage, run its ranks, and turn the predictions of an evaluation into evaluation.json."""
+    with user_code(config):
+        return _supervise_with_code(config, stage, shard_set, lease, output)
+
+
+def _supervise_with_code(
+    config: RunConfig,
+    stage: Literal["train", "evaluate"],
+    shard_set: str,
+    lease: Lease | None,
+    output: "StageOutput | None",
+) -> "StageResult":
     from podscale.launch import supervisor
 
     target = preflight_target()
     preflight(config, target, shard_set, _training_problems(config, target) if stage == "train" else ())
     if stage == "evaluate":
         _check_models_exist(config)
-    result = supervisor.supervise_stage(config, stage, shard_set, lease)
+    result = supervisor.supervise_stage(config, stage, shard_set, lease, output=output)
+    if result.exit_code == ExitCode.DONE and stage == "train" and result.is_leader:
+        copy_code_to_model(config, RunDirectory.for_config(config).model)
     if result.exit_code == ExitCode.DONE and stage == "evaluate" and result.is_leader:
         from podscale.data.loaders.build_loader import open_shard_set
         from podscale.evaluation.evaluation_json import evaluate_run

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry
@@ -83,12 +83,15 @@ class StageTelemetry:
         """URL of the metrics; None without a server."""
         return self._server.url if self._server is not None else None
 
-    def start(self, endpoint: Path | None = None) -> None:
-        """Start the server and print its URL; until `close`, the URL is also in the file `endpoint`."""
+    def start(self, endpoint: Path | None = None, messages: TextIO | None = None) -> None:
+        """Start the server and print its URL; until `close`, the URL is also in the file `endpoint`.
+
+        `messages` is the stream of that line; None: standard error.
+        """
         if self._server is None:
             return
         self._server.start()
-        print(f"metrics at {self.url}", file=sys.stderr, flush=True)
+        print(f"metrics at {self.url}", file=messages or sys.stderr, flush=True)
         if endpoint is not None:
             with suppress(OSError):
                 Endpoint.from_section(self._server.url, self._section).write(endpoint)

@@ -11,6 +11,8 @@ from podscale.training.shampoo import preconditioner_elements
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
 """fp32 values that each optimizer keeps per weight; some of its options (see `state_bytes`) add one."""
+PLUGIN_MOMENTS = 2
+"""fp32 values per weight that are assumed for the optimizer of a plug-in."""
 
 
 class MemoryEstimate(NamedTuple):
@@ -53,7 +55,7 @@ def state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tu
     in_rows = reduce.algorithm == "torus2d" and reduce.shard_over == "row"
     shards = reduce.row or per_node if in_rows else ranks
     optimizer = train.optimizer
-    moments = MOMENTS[optimizer.name]
+    moments = MOMENTS.get(optimizer.name, PLUGIN_MOMENTS)
     if optimizer.name == "shampoo":
         moments += optimizer.shampoo.graft != "sgd"
     elif optimizer.name == "nlcg":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-import podscale
+from podscale import version
 from podscale.config import RunConfig, result_values
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import batch_phases
@@ -85,7 +85,7 @@ def document_facts(config: RunConfig) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in {**result_values(config), **shared}.items()}
 
 
-def source_hash(package: Path = Path(podscale.__file__).parent) -> str:
+def source_hash(package: Path = Path(version.__file__).parent) -> str:
     """Return a hash of the installed sources: 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

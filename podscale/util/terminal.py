@@ -1,10 +1,11 @@
 """Terminal output: colours, a progress line that is redrawn in place, and the results of checks."""
 
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TextIO
 
@@ -32,6 +33,21 @@ def paint(text: str, style: str, stream: TextIO) -> str:
 def terminal_width() -> int:
     """Return the width of the terminal in characters."""
     return shutil.get_terminal_size((80, 24)).columns
+
+
+class LineStream(io.StringIO):
+    """Text stream that calls a function with each line; without a function, it discards them."""
+
+    def __init__(self, callback: Callable[[str], None] | None = None) -> None:
+        super().__init__()
+        self._callback, self._rest = callback, ""
+
+    def write(self, text: str) -> int:
+        if self._callback is not None:
+            *lines, self._rest = (self._rest + text).split("\n")
+            for line in lines:
+                self._callback(line)
+        return len(text)
 
 
 class ProgressLine:

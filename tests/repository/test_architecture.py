@@ -40,19 +40,20 @@ PACKAGES = {
     "study": "util config runs training evaluation report stages",
     "components": "util config data runs evaluation stages study",
     "pipelines": "util config runs kubernetes stages study components",
+    "api": "util config data runs telemetry evaluation prediction launch kubernetes stages monitoring pipelines",
     "cli": (
         "util config hardware data runs telemetry models training pytorch jax evaluation report prediction serving "
-        "kubernetes stages monitoring bench study pipelines"
+        "kubernetes stages monitoring bench study pipelines api"
     ),
 }
 """Packages, lowest first, and what the modules of each may import besides their own package."""
-ROOT_MODULES = {"podscale": "util", "podscale.errors": "util", "podscale.version": "util", "podscale.__main__": "cli"}
+ROOT_MODULES = {"podscale": "api", "podscale.errors": "util", "podscale.version": "util", "podscale.__main__": "cli"}
 """Modules outside of the packages, and the package that each counts as."""
 
 FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax", "optax"}
 FRAMEWORK_PACKAGES = tuple(f"podscale.{package}" for package in ("pytorch", "jax", "data.loaders"))
 HEAVY = {"torch", "torchvision", "jax", "flax", "optax", "kfp", "sklearn", "kubernetes"}
-LIGHT = ("cli", "config", "stages.local", "launch", "data.sharding", "bench", "study", "jax.worker")
+LIGHT = ("api", "cli", "config", "stages.local", "launch", "data.sharding", "bench", "study", "jax.worker")
 """Modules, and packages with all their modules, that load nothing of HEAVY."""
 MARKERS = (
     *("util", "distributed", "launch", "stages", "telemetry", "training", "pytorch", "jax", "kubernetes"),

@@ -23,7 +23,7 @@ def cluster_problems(document: RunConfig) -> Iterator[InputError]:
             got=document.run.workspace,
             hint="Give the path where the shared volume is mounted in the pods, such as /workspace",
         )
-    if source is not None and document.data.source != "digits" and not source.is_absolute():
+    if source is not None and document.data.source_is_location and not source.is_absolute():
         hint = "Give the path inside the pods, or a gs:// or s3:// URL."
         yield InputError("a relative path", field="data.source", got=document.data.source, hint=hint)
     launch, engine = document.launch, document.train.engine

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
+from podscale.config.outside_code import plugin_problems
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env, host_info
@@ -17,6 +18,7 @@ def software_problems(document: RunConfig) -> Iterator[InputError]:
         hint = f"{advice}, or set input.loader=auto."
         yield InputError("DALI is not installed", field="input.loader", got="dali", hint=hint)
     yield from _tracker_problems(document)
+    yield from plugin_problems(document)
 
 
 def _pytorch_problems(document: RunConfig) -> Iterator[InputError]:

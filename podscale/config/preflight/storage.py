@@ -61,7 +61,7 @@ def _source_problems(document: RunConfig) -> Iterator[InputError]:
 
 def _unpacked_source(document: RunConfig) -> Path | None:
     """Return the local source if it is still to be packed."""
-    if document.data.source == "digits" or shard_set_counts(document):
+    if not document.data.source_is_location or shard_set_counts(document):
         return None
     return Location.parse(document.data.source).local_path
 

@@ -5,7 +5,6 @@ keeps the shards that have records and packs the others again.
 """
 
 import hashlib
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -41,6 +40,7 @@ from podscale.errors import InputError
 from podscale.util import processes
 from podscale.util.files import fsync_directory
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter
+from podscale.util.spawned_processes import MainlessContext
 
 FLUSH_BYTES = 2**20
 """Size and alignment of writes, bytes. The page cache then uses large folios; twice as much does not fit into the
@@ -292,7 +292,7 @@ def _pack_serially(
 def _pack_in_pool(
     packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
 ) -> Iterator[tuple[str, RejectCounts]]:
-    context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of the caller
+    context = MainlessContext()  # a fork would share the threads and locks of the caller
     counters = {split: [context.Value("Q", 0) for _ in PackProgress._fields] for split in SPLITS}
     pool = ProcessPoolExecutor(workers, context, _start_worker, (packer, counters, os.getpid()))
     try:

@@ -7,13 +7,17 @@ from podscale.data.sources.imagenet import TRAIN_TAR, VALIDATION_LABELS, ImageNe
 from podscale.data.sources.storage import ImageFolderSource, Storage, open_storage
 from podscale.data.sources.table import TableSource, is_table_name
 from podscale.data.sources.tar import TarSource, is_compressed_tar_name, is_tar_name
+from podscale.errors import InputError
+from podscale.util.plugins import PREFIX, call_plugin, find_plugin, plugin_name
 
 __all__ = ["Source", "SourceItem", "SourceMissing", "open_source"]
 
 
 def open_source(data: DataSection) -> Source:
     """Open the source of a data section; raises InputError if there is none at `data.source`."""
-    form: str = data.format
+    form = data.format
+    if (name := plugin_name(form)) is not None:
+        return _open_plugin(name, data.source)
     if form == "digits" or (form == "auto" and data.source == "digits"):
         return DigitsSource()
     storage = open_storage(data.source)
@@ -24,6 +28,17 @@ def open_source(data: DataSection) -> Source:
     if form == "tar":
         return TarSource(storage)
     return ImageNetSource(storage) if form == "imagenet" else ImageFolderSource(storage)
+
+
+def _open_plugin(name: str, location: str) -> Source:
+    """Open the source of a plug-in, which gets the location of the images."""
+    plugin = find_plugin("podscale.sources", name, "data.format")
+    source = call_plugin(plugin, "data.format", location, options={}, options_field="data.format")
+    if not (callable(getattr(source, "items", None)) and callable(getattr(source, "read", None))):
+        problem = f"{plugin} returns {type(source).__name__}, which has no methods items and read"
+        raise InputError(problem, field="data.format", got=f"{PREFIX}{name}")
+    opened: Source = source
+    return opened
 
 
 def _detect_format(storage: Storage) -> str:

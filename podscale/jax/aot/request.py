@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import podscale
+from podscale import errors
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.identity import fingerprint
@@ -141,7 +141,7 @@ def source_hash() -> str:
 
 def _source_modules() -> list[Path]:
     """Return the child's module, all modules of this engine that it imports, directly or not, and FRAMEWORK_FREE."""
-    root = Path(podscale.__file__).parent
+    root = Path(errors.__file__).parent
     modules: set[Path] = set()
     names = [COMPILER_MODULE]
     while names:

@@ -40,6 +40,8 @@ def build_optimizer(
             return Neumann(section.neumann, steps_per_epoch)
         case "shampoo":
             return Shampoo(section.shampoo, section.nesterov, FactorLayout(shapes, section.shampoo, replicas))
+        case _:
+            raise AssertionError(f"{section.name} is no optimizer of the JAX engine")  # check_engine_support refuses it
 
 
 def build_param_shard(

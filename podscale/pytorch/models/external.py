@@ -15,6 +15,7 @@ from podscale.config import ModelSection
 from podscale.config.model_names import model_source
 from podscale.errors import InputError
 from podscale.pytorch.batch_norm.convert import convert_batch_norm
+from podscale.util.plugins import find_plugin
 
 RESERVED_OPTIONS = {
     "num_classes": "the shard set has the classes",
@@ -107,6 +108,10 @@ def find_factory(name: str) -> ModelFactory:
             return _torchvision_factory(source.name)
         case "timm":
             return _timm_factory(source.name)
+        case "plugin":
+            plugin = find_plugin("podscale.models", source.name, "model.name")
+            built_by = plugin.load("model.name")
+            return ModelFactory(name, built_by, built_by)
         case _:
             return _python_factory(source.name)
 
@@ -139,7 +144,7 @@ def _python_factory(name: str) -> ModelFactory:
         found: Any = import_module(module_name)
     except Exception as error:
         problem = f"the module {module_name} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        hint = "Install it where the run trains, or add its folder to PYTHONPATH."
+        hint = "Name its folder in launch.code, install it where the run trains, or add its folder to PYTHONPATH."
         raise InputError(problem, field="model.name", got=shown, hint=hint) from error
     for part in path.split("."):
         if not hasattr(found, part):

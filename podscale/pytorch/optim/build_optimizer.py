@@ -6,6 +6,7 @@ from torch import Tensor
 
 from podscale import models
 from podscale.config.optimizer import OptimizerSection
+from podscale.errors import InputError
 from podscale.pytorch.all_reduce import ShardedAllReduce
 from podscale.pytorch.flat_buffers import GradientBuffer
 from podscale.pytorch.optim.adaptive import Adam, Lamb, RmsProp
@@ -17,6 +18,7 @@ from podscale.pytorch.optim.param_shard import ParamShard, ParamSlice
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.shampoo import Shampoo
 from podscale.training.param_layout import param_options
+from podscale.util.plugins import call_plugin, find_factory
 
 
 def build_optimizer(
@@ -60,6 +62,21 @@ def build_optimizer(
             return Nlcg(shard, section.nlcg)
         case "neumann":
             return Neumann(shard, section.neumann, steps_per_epoch)
+        case _:
+            return _build_plugin(section, shard)
+
+
+def _build_plugin(section: OptimizerSection, shard: ParamShard) -> Optimizer:
+    """Build the optimizer of a plug-in, which gets the shard and its options."""
+    field = "train.optimizer.name"
+    plugin = find_factory("podscale.optimizers", section.name, field)
+    optimizer = call_plugin(plugin, field, shard, options=section.options, options_field="train.optimizer.options")
+    missing = [name for name in ("step", "moments", "scalars") if not hasattr(optimizer, name)]
+    if missing:
+        problem = f"{plugin} returns {type(optimizer).__name__}, which has no {missing[0]}"
+        raise InputError(problem, field=field, got=section.name)
+    built: Optimizer = optimizer
+    return built
 
 
 def build_param_shard(

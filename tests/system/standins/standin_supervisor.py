@@ -15,7 +15,7 @@ from podscale.util.files import write_json
 STEPS = 5
 
 
-def supervise_stage(config, stage, shard_set, lease):
+def supervise_stage(config, stage, shard_set, lease, output=None):
     run = RunDirectory.for_config(config)
     how = os.environ.get(f"STANDIN_{stage.upper()}", "")
     if how.startswith("fail"):

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from podscale.cli import main
-from podscale.cli.dry_run import memory_problems
 from podscale.config import RunConfig, data_fingerprint, load
 from podscale.errors import InputError
 from podscale.launch import supervisor
 from podscale.pipelines import presets
 from podscale.runs import StageOutcome, stage_outcomes
 from podscale.stages import local
+from podscale.stages.known_data import memory_problems
 from podscale.training.memory_check import EXTRA_BYTES, MIN_PASS_IMAGES, node_memory, training_memory_problems
 from podscale.util import env, host_info
 from tests.support.refusals import refused
@@ -153,7 +153,9 @@ def test_the_stage_refuses_on_this_machine_and_not_in_a_pod(
     free(0.45)
     started: list[str] = []
     failed = SimpleNamespace(exit_code=1, is_leader=True)
-    monkeypatch.setattr(supervisor, "supervise_stage", lambda config, stage, *rest: started.append(stage) or failed)
+    monkeypatch.setattr(
+        supervisor, "supervise_stage", lambda config, stage, *rest, **options: started.append(stage) or failed
+    )
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     config = load(presets.resolve_preset("digits"), [f"run.workspace={tmp_path}", *LARGE])
     shard_set = str(make_shard_set(shards=2))

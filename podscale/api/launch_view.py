@@ -3,7 +3,9 @@
 import json
 import sys
 import time
+from pathlib import Path
 
+from podscale.api.launch_display import LaunchDisplay
 from podscale.config import RunConfig
 from podscale.config.preflight.storage import shard_set_counts
 from podscale.errors import ExitCode
@@ -21,23 +23,28 @@ OVERHEAD_GOAL = 0.10
 """Goal for the pipeline's own fraction of the wall time."""
 
 
-class LaunchView:
+class LaunchView(LaunchDisplay):
     """Display of a launch, read from its files: stages, progress and, with `steps`, the step log."""
 
     def __init__(self, config: RunConfig, *, steps: bool) -> None:
-        self._config, self._run = config, RunDirectory.for_config(config)
+        self._config, self._run, self._with_steps = config, RunDirectory.for_config(config), steps
         self._bar = ProgressLine(sys.stderr)
-        self._metrics = FileTail(self._run.metrics) if steps else None
+        self._metrics: FileTail | None = None
         self._steps = StepLog(
             sys.stdout, config.telemetry.log
         )  # opened now, because sys.stdout is kfp's log while kfp runs
         self._printed_stages: set[str] = set()
         self._stage: str | None = None
         self._since = time.monotonic()
-        self._run.endpoint.unlink(missing_ok=True)  # left by a launch that was killed
         self._printed_endpoint = ""
 
-    def print_title(self) -> None:
+    def moved_aside(self, directory: Path) -> None:
+        self._print_line(f"the earlier run is now {directory}")
+
+    def begin(self) -> None:
+        """Print the title."""
+        self._metrics = FileTail(self._run.metrics) if self._with_steps else None
+        self._run.endpoint.unlink(missing_ok=True)  # left by a launch that was killed
         title = paint(f"podscale {VERSION}", "bold", sys.stderr)
         self._print_line(f"{title}: run {self._config.run.id} in {self._run.path}")
 

@@ -1,0 +1,146 @@
+"""Code of the user that travels with a run: <workspace>/code/<sha256>.tar, and its import path.
+
+The archive is stored once for each content. Every launch unpacks it into a temporary folder, read-only, and puts that
+first on the import path of this process and of all that it starts. A model directory has a copy, so that it can be
+used elsewhere.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from podscale.config import RunConfig
+from podscale.config.identity import Difference
+from podscale.errors import InputError
+from podscale.runs.directory import local_path
+from podscale.util.code_archive import MAX_BUNDLE_BYTES, CodeArchive, changed_files, pack_code
+from podscale.util.files import write_atomically
+
+MODEL_CODE = "code.tar"
+"""Name of the archive in a model directory."""
+MAX_LISTED = 20
+"""Files that an error lists."""
+
+
+def archive_path(workspace: str, sha256: str) -> Path:
+    return local_path(workspace) / "code" / f"{sha256}.tar"
+
+
+def find_archive(config: RunConfig) -> CodeArchive | None:
+    """Return the archive of a run from the workspace, its document or launch.code, and store it in the workspace.
+
+    None for a run without code. Raises InputError if it is nowhere, or if launch.code has changed meanwhile.
+    """
+    sha256 = config.run.code
+    if sha256 is None:
+        return None
+    path = archive_path(config.run.workspace, sha256)
+    if path.exists():
+        hint = "Delete it; the next launch stores it again."
+        return _checked(CodeArchive(path.read_bytes()), sha256, str(path), hint)
+    launch = config.launch
+    if launch.code_bundle is not None:
+        hint = "Render or compile the document again."
+        archive = _checked(CodeArchive.from_text(launch.code_bundle), sha256, "launch.code_bundle", hint)
+    elif launch.code is not None and Path(launch.code).is_dir():
+        hint = "Load the document again to run the present code, as a run of its own."
+        archive = _checked(pack_code(Path(launch.code)), sha256, "launch.code", hint)
+    else:
+        raise InputError(
+            "the code of the run is not in its workspace",
+            field=str(path),
+            hint="Restore that file, or run once where the folder of launch.code is and the workspace is mounted.",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, archive.data)
+    except OSError as error:
+        raise InputError(f"cannot store the code of the run: {error.strerror}", field=str(path)) from error
+    return archive
+
+
+def _checked(archive: CodeArchive, sha256: str, field: str, hint: str) -> CodeArchive:
+    if archive.sha256 != sha256:
+        raise InputError(f"not the code of the run, whose hash is {sha256[:16]}", field=field, hint=hint)
+    return archive
+
+
+@contextmanager
+def user_code(config: RunConfig) -> Iterator[None]:
+    """Put the code of a run on the import path inside the block, of this process and of its children."""
+    with imported_from(find_archive(config)):
+        yield
+
+
+@contextmanager
+def imported_from(archive: CodeArchive | None) -> Iterator[None]:
+    """Unpack an archive and put it first on the import path inside the block; None: do nothing."""
+    if archive is None:
+        yield
+        return
+    folder = tempfile.mkdtemp(prefix="podscale-code-")
+    before, modules = os.environ.get("PYTHONPATH"), set(sys.modules)
+    try:
+        archive.unpack(Path(folder))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
+        sys.path.insert(0, folder)
+        yield
+    finally:
+        with_path = [path for path in sys.path if path != folder]
+        sys.path[:] = with_path
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
+        for name in set(sys.modules) - modules:  # another launch may have other files
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+                del sys.modules[name]
+        _remove(Path(folder))
+
+
+def _remove(folder: Path) -> None:
+    for parent, _, _ in os.walk(folder):
+        Path(parent).chmod(0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def code_of_model(directory: Path, config: RunConfig) -> CodeArchive | None:
+    """Return the code of a model: that in its directory, else that of its run; None if it has none."""
+    path = directory / MODEL_CODE
+    return CodeArchive(path.read_bytes()) if path.exists() else find_archive(config)
+
+
+def copy_code_to_model(config: RunConfig, directory: Path) -> None:
+    """Copy the code of a run into the directory of its model."""
+    if (archive := find_archive(config)) is not None:
+        write_atomically(directory / MODEL_CODE, archive.data)
+
+
+def bundle_code(config: RunConfig) -> RunConfig:
+    """Return the document with its code inside, for pods, if it is small; larger code must be in the workspace."""
+    launch = config.launch
+    if config.run.code is None or launch.code_bundle is not None:
+        return config
+    if launch.code is None or not Path(launch.code).is_dir():
+        return config
+    archive = pack_code(Path(launch.code))
+    hint = "Load the document again."
+    text = _checked(archive, config.run.code, "launch.code", hint).to_text()
+    if len(text) > MAX_BUNDLE_BYTES:
+        return config
+    return config.model_copy(update={"launch": launch.model_copy(update={"code_bundle": text})})
+
+
+def describe_code_change(workspace: str, change: Difference) -> str:
+    """Return the files that differ between two archives, one a line; "" if an archive is not in the workspace."""
+    paths = [archive_path(workspace, str(sha256)) for sha256 in (change.before, change.now)]
+    if not all(path.exists() for path in paths):
+        return ""
+    before, now = (CodeArchive(path.read_bytes()) for path in paths)
+    files = changed_files(before, now)
+    more = [f"    and {len(files) - MAX_LISTED} more"] if len(files) > MAX_LISTED else []
+    return "\n".join([*(f"    {name}" for name in files[:MAX_LISTED]), *more])

@@ -1,0 +1,27 @@
+"""Images and classes of a run as far as they are known before its stages, and the problems that follow from them."""
+
+from collections.abc import Iterator
+
+from podscale.config import RunConfig
+from podscale.config.preflight.storage import shard_set_counts
+from podscale.errors import InputError
+from podscale.runs import dataset_directory, stage_outcomes
+from podscale.training.memory_check import training_problems
+
+
+def memory_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
+    """Yield the problems of the model and of the training's memory, unless the training is finished."""
+    shard_set = dataset_directory(config.run.workspace, config.data)
+    if fresh or not shard_set_counts(config) or not stage_outcomes.finished_outcome(config, "train", shard_set):
+        yield from training_problems(config, known_data(config)[1])
+
+
+def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
+    """Return the images by split and the number of classes, as far as known without reading the source."""
+    if counts := shard_set_counts(config):
+        from podscale.data.shard_set import ShardSet
+
+        return counts, len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
+    if config.data.source == "digits":
+        return {}, 10
+    return {}, len(config.data.classes) if config.data.classes else None

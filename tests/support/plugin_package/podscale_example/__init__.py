@@ -1,0 +1,1 @@
+"""A model, a source, an optimizer and an augmentation for Podscale."""

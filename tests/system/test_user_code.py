@@ -1,0 +1,68 @@
+"""A model of the user's own code in a run of two processes, and its predictions where the code is gone."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import podscale
+from tests.support.refusals import refused
+
+MODEL = """
+from torch import nn
+
+from my_net.blocks import block
+
+
+def build(num_classes, width=4):
+    return nn.Sequential(block(3, width), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, num_classes))
+"""
+BLOCKS = """
+from torch import nn
+
+
+def block(inputs, outputs):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+"""
+AUGMENTATION = """
+class Darker:
+    draws = 1
+
+    def __init__(self, most):
+        self._most = most
+
+    def __call__(self, image, draws):
+        return image.point(lambda value: value * (1 - self._most * draws[0]))
+"""
+
+
+@pytest.mark.timeout(280)
+def test_code_travels_with_the_run_and_its_model(tmp_path: Path) -> None:
+    package = tmp_path / "my_net"
+    package.mkdir()
+    for name, text in {"__init__": "", "model": MODEL, "blocks": BLOCKS, "dark": AUGMENTATION}.items():
+        (package / f"{name}.py").write_text(text)
+    options = {
+        "run": {"workspace": tmp_path / "work"},
+        "input": {"image_size": 8, "augment": {"policy": "python:my_net.dark:Darker", "options": {"most": 0.5}}},
+        "model": {"name": "python:my_net.model:build", "options": {"width": 6}},
+        "train": {"epochs": 1, "global_batch": 64, "schedule": {"warmup_epochs": 0.5}},
+        "evaluate": {"every_epochs": 0},
+        "launch": {"processes": 2, "threads": 1, "code": package},
+    }
+    config = podscale.load(options)
+    shards = podscale.shard(config)
+    run = podscale.train(config)
+    assert (run.model / "code.tar").exists()
+
+    (package / "blocks.py").write_text(BLOCKS.replace("ReLU", "GELU"))
+    with refused("my_net/blocks.py: changed", field=str(run.directory)):
+        podscale.train(options)
+    shutil.rmtree(package)
+    shutil.copytree(run.model, tmp_path / "elsewhere")
+    images = f"{shards.location}/validation"
+    here, elsewhere = (list(podscale.predict(model, images, limit=5)) for model in (run, tmp_path / "elsewhere"))
+    assert here == elsewhere
+    (tmp_path / "elsewhere" / "code.tar").unlink()
+    with refused("my_net", "launch.code", field="model.name"):
+        next(podscale.predict(tmp_path / "elsewhere", images))

@@ -1,0 +1,96 @@
+"""Code of the user: stored by its hash, imported by every stage, and part of the run's identity."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import podscale
+from podscale.config import RunConfig, loads
+from podscale.kubernetes.job_spec import build_job_spec
+from podscale.pipelines.package import package_pipeline
+from podscale.runs import stage_outcomes
+from podscale.runs.user_code import archive_path, bundle_code, user_code
+from tests.support.refusals import refused
+
+MODULE = "model_of_a_test"
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / f"{MODULE}.py").write_text("WIDTH = 4\n")
+    return folder
+
+
+def document(tmp_path: Path, code: Path) -> RunConfig:
+    return podscale.load({}, run={"workspace": tmp_path / "work"}, launch={"code": code})
+
+
+def test_the_hash_is_recorded_when_the_document_is_loaded(tmp_path: Path, code: Path) -> None:
+    first = document(tmp_path, code)
+    (code / f"{MODULE}.py").write_text("WIDTH = 8\n")
+    second = document(tmp_path, code)
+    assert first.run.code != second.run.code
+    assert podscale.load(first, train={"epochs": 3}).run.code == first.run.code, "a resolved document keeps its code"
+
+
+def test_code_is_on_the_import_path_inside_the_block_alone(tmp_path: Path, code: Path) -> None:
+    config = document(tmp_path, code)
+    path = list(sys.path)
+    with user_code(config):
+        module = importlib.import_module(MODULE)
+        assert module.WIDTH == 4
+        folder = Path(str(module.__file__)).parent
+        assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(folder) != str(code)
+    assert MODULE not in sys.modules
+    assert sys.path == path
+    assert not folder.exists()
+
+
+def test_the_workspace_keeps_the_code_that_a_resumed_run_needs(tmp_path: Path, code: Path) -> None:
+    config = document(tmp_path, code)
+    stage_outcomes.prepare_run_directory(config)
+    (code / f"{MODULE}.py").write_text("WIDTH = 8\n")
+    with user_code(config):
+        assert importlib.import_module(MODULE).WIDTH == 4, "as the run began"
+    (code / "more.py").write_text("")
+    with refused("run.code: was", f"{MODULE}.py: changed", "more.py: added"):
+        stage_outcomes.check_run_document(document(tmp_path, code))
+
+
+def test_code_that_is_nowhere_or_damaged_is_refused(tmp_path: Path, code: Path) -> None:
+    config = document(tmp_path, code)
+    (code / f"{MODULE}.py").write_text("WIDTH = 8\n")
+    with refused("not the code of the run", field="launch.code"), user_code(config):
+        pass
+    elsewhere = podscale.load(config, **{"launch.code": "/nowhere"})
+    stored = archive_path(config.run.workspace, str(config.run.code))
+    with refused("not in its workspace", field=str(stored)), user_code(elsewhere):
+        pass
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(b"damaged")
+    with refused("not the code of the run", field=str(stored)), user_code(config):
+        pass
+
+
+def test_pods_and_pipelines_have_small_code_in_their_document(tmp_path: Path, code: Path) -> None:
+    cluster = {"launch.cluster.workspace_claim": "w", "run.workspace": "/workspace", "telemetry.port": 9400}
+    config = podscale.load(document(tmp_path, code), **cluster)
+    pods = loads(build_job_spec(config, "train").document)
+    assert pods.run.code == config.run.code
+    compiled = package_pipeline(config, kfp="2.16")
+    assert str(bundle_code(config).launch.code_bundle)[:40] in compiled.replace("\\", "")
+    there = podscale.load(pods, run={"workspace": tmp_path / "pod"}, launch={"code": "/not/in/pods"})
+    with user_code(there):
+        assert importlib.import_module(MODULE).WIDTH == 4
+    assert archive_path(there.run.workspace, str(there.run.code)).exists()
+
+
+def test_large_code_is_not_in_the_document(tmp_path: Path, code: Path) -> None:
+    (code / "random.bin").write_bytes(os.urandom(100_000))
+    config = document(tmp_path, code)
+    assert bundle_code(config) == config

@@ -1,0 +1,74 @@
+"""Archives of a user's code: the same bytes for the same files, without what is ignored."""
+
+from pathlib import Path
+
+import pytest
+
+from podscale.util import code_archive
+from podscale.util.code_archive import CodeArchive, changed_files, pack_code
+from tests.support.refusals import refused
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "mine"
+    (made / "nets").mkdir(parents=True)
+    (made / "nets" / "__init__.py").write_text("")
+    (made / "nets" / "wide.py").write_text("WIDTH = 4\n")
+    (made / "train.py").write_text("import nets\n")
+    return made
+
+
+def test_the_same_files_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    first = pack_code(folder)
+    (folder / "train.py").touch()
+    (folder / "train.py").chmod(0o755)
+    (folder / "nets" / "__pycache__").mkdir()
+    (folder / "nets" / "__pycache__" / "wide.pyc").write_bytes(b"compiled")
+    assert pack_code(folder) == first
+    assert set(first.files()) == {"nets/__init__.py", "nets/wide.py", "train.py"}
+
+
+def test_a_package_keeps_its_name(folder: Path) -> None:
+    assert set(pack_code(folder / "nets").files()) == {"nets/__init__.py", "nets/wide.py"}
+
+
+def test_patterns_of_gitignore_leave_files_out(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "photo.jpg").write_bytes(b"1")
+    (folder / "notes.txt").write_text("2")
+    (folder / "keep.txt").write_text("3")
+    (folder / ".podscaleignore").write_text("# not code\ndata/\n*.txt\n!keep.txt\n")
+    assert set(pack_code(folder).files()) == {"nets/__init__.py", "nets/wide.py", "train.py", "keep.txt"}
+
+
+def test_an_archive_is_unpacked_read_only(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    archive = CodeArchive.from_text(pack_code(folder).to_text())
+    archive.unpack(target)
+    assert (target / "nets" / "wide.py").read_text() == "WIDTH = 4\n"
+    assert [oct(path.stat().st_mode & 0o222) for path in (target, target / "train.py")] == ["0o0", "0o0"]
+    target.chmod(0o755)
+    (target / "nets").chmod(0o755)
+
+
+def test_differences_are_files(folder: Path) -> None:
+    before = pack_code(folder)
+    (folder / "train.py").unlink()
+    (folder / "new.py").write_text("1")
+    (folder / "nets" / "wide.py").write_text("WIDTH = 8\n")
+    assert changed_files(before, pack_code(folder)) == ["nets/wide.py: changed", "new.py: added", "train.py: removed"]
+
+
+def test_what_cannot_be_packed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refused("no such folder", field="launch.code"):
+        pack_code(folder / "absent")
+    (folder / "empty").mkdir()
+    with refused("no files", field="launch.code"):
+        pack_code(folder / "empty")
+    monkeypatch.setattr(code_archive, "MAX_ARCHIVE_BYTES", 5)
+    with refused(".podscaleignore", field="launch.code"):
+        pack_code(folder)
+    with refused("not the archive", field="launch.code_bundle"):
+        CodeArchive.from_text("no archive")

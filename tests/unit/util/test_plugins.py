@@ -1,0 +1,127 @@
+"""Plug-ins by entry points: found by name, named in errors with their distribution."""
+
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import podscale
+from podscale.config.outside_code import plugin_problems
+from podscale.util import plugins
+from tests.support.refusals import refused
+
+ENTRY_POINTS = """
+[podscale.models]
+tiny = plugin_of_a_test:tiny
+broken = plugin_of_a_test_that_is_missing:tiny
+value = plugin_of_a_test:VALUE
+
+[podscale.sources]
+stripes = plugin_of_a_test:tiny
+
+[podscale.optimizers]
+sign-sgd = plugin_of_a_test:optimizer
+"""
+MODULE = "VALUE = 1\ndef tiny(num_classes, channels=8): ...\ndef optimizer(shard, scale=1.0): return scale\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder of a distribution on the import path."""
+    write_distribution(tmp_path, "podscale-test-plugin", "1.2")
+    (tmp_path / "plugin_of_a_test.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.installed_plugins.cache_clear()
+    yield tmp_path
+    plugins.installed_plugins.cache_clear()
+
+
+def write_distribution(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+
+
+def test_a_document_records_the_distribution_of_its_plugins(installed: Path) -> None:
+    config = podscale.load({}, model={"name": "plugin:tiny"}, data={"format": "plugin:stripes"})
+    assert config.run.plugins == {
+        "podscale.models:tiny": "podscale-test-plugin 1.2",
+        "podscale.sources:stripes": "podscale-test-plugin 1.2",
+    }
+    assert podscale.load(config, model={"name": "resnet18"}).run.plugins.keys() == {"podscale.sources:stripes"}
+    assert podscale.load("digits").run.plugins == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "hint"),
+    [
+        ({"model.name": "plugin:tinny"}, "model.name", "Did you mean plugin:tiny?"),
+        ({"data.format": "plugin:zebra"}, "data.format", "Installed: stripes"),
+        ({"train.optimizer.name": "plugin:sgn-sgd"}, "train.optimizer.name", "Did you mean plugin:sign-sgd?"),
+        ({"input.augment.policy": "plugin:shift"}, "input.augment.policy", "Installed: none"),
+        ({"train.optimizer.name": "lasr"}, "train.optimizer.name", "Did you mean lars?"),
+        ({"data.format": "imagefoldr"}, "data.format", "Did you mean imagefolder?"),
+        ({"input.augment.options": {"by": 1}}, "input.augment.options", "only for a plug-in"),
+        ({"train.optimizer.options": {"scale": 1}}, "train.optimizer.options", "only for a plug-in"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_likely_one(
+    installed: Path, overrides: dict[str, object], field: str, hint: str
+) -> None:
+    with refused(hint, field=field):
+        podscale.load({}, **overrides)
+
+
+def test_a_plugin_that_cannot_be_imported_names_its_distribution(installed: Path) -> None:
+    plugin = plugins.find_plugin("podscale.models", "broken", "model.name")
+    with refused("podscale-test-plugin 1.2", "ModuleNotFoundError", field="model.name"):
+        plugin.load("model.name")
+    with refused("podscale-test-plugin 1.2", "not callable", field="model.name"):
+        plugins.find_plugin("podscale.models", "value", "model.name").load("model.name")
+
+
+def test_two_distributions_with_one_name_are_refused(installed: Path) -> None:
+    write_distribution(installed, "another-plugin", "0.1")
+    with refused("another-plugin 0.1 and podscale-test-plugin 1.2", field="model.name"):
+        plugins.find_plugin("podscale.models", "tiny", "model.name")
+
+
+def test_options_that_a_plugin_does_not_take(installed: Path) -> None:
+    plugin = plugins.find_plugin("podscale.optimizers", "sign-sgd", "train.optimizer.name")
+    assert plugins.call_plugin(plugin, "f", object(), options={"scale": 2.0}, options_field="o") == 2.0
+    with refused("Did you mean scale?", field="train.optimizer.options"):
+        plugins.call_plugin(plugin, "f", object(), options={"scal": 2}, options_field="train.optimizer.options")
+
+
+def test_a_callable_of_the_users_code(installed: Path) -> None:
+    config = podscale.load({}, **{"train.optimizer.name": "python:plugin_of_a_test:optimizer"})
+    factory = plugins.find_factory("podscale.optimizers", config.train.optimizer.name, "train.optimizer.name")
+    assert plugins.call_plugin(factory, "f", object(), options={"scale": 3}, options_field="o") == 3
+    for name, problem in {"nothing": "AttributeError", "VALUE": "not callable"}.items():
+        with refused(problem, field="train.optimizer.name"):
+            plugins.NamedCallable(f"python:plugin_of_a_test:{name}").load("train.optimizer.name")
+    with refused("plugin:NAME", field="data.format"):
+        podscale.load({}, **{"data.format": "python:plugin_of_a_test:tiny"})
+
+
+def test_another_version_is_a_problem_of_this_machine_and_of_the_identity(installed: Path, tmp_path: Path) -> None:
+    config = podscale.load({}, model={"name": "plugin:tiny"})
+    assert list(plugin_problems(config)) == []
+    (installed / "podscale_test_plugin-1.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: podscale-test-plugin\nVersion: 1.3\n"
+    )
+    metadata.MetadataPathFinder().invalidate_caches()
+    plugins.installed_plugins.cache_clear()
+    (problem,) = plugin_problems(config)
+    assert "the run has podscale-test-plugin 1.2, and podscale-test-plugin 1.3 is installed" in str(problem)
+    assert podscale.load({}, model={"name": "plugin:tiny"}).run.plugins != config.run.plugins
+
+
+def test_a_recorded_plugin_need_not_be_installed_to_read_the_document() -> None:
+    recorded = {"podscale.models:absent": "elsewhere 1.0"}
+    config = podscale.load({}, model={"name": "plugin:absent"}, run={"plugins": recorded})
+    assert config.run.plugins == recorded
+    (problem,) = plugin_problems(config)
+    assert problem.field == "model.name"
