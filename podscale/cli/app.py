@@ -7,7 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from podscale.cli import bench, doctor, documents, jobs, monitoring, pipeline, predict, run, stages, study, tpu, watch
+from podscale.cli import (
+    bench,
+    doctor,
+    documents,
+    export,
+    jobs,
+    monitoring,
+    pipeline,
+    predict,
+    run,
+    stages,
+    study,
+    tpu,
+    watch,
+)
 from podscale.errors import ExitCode, JobAbandoned, PodscaleError
 from podscale.util import env
 from podscale.util.processes import preempt_on_sigterm
@@ -30,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (run, stages, predict, study, documents, jobs, doctor, watch, monitoring):
+for subject in (run, stages, predict, export, study, documents, jobs, doctor, watch, monitoring):
     app.add_typer(subject.app)  # without a name: its commands are at the top level
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")

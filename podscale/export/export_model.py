@@ -1,0 +1,218 @@
+"""Export of a trained model to one file, which takes its name after it agrees with the model in PyTorch.
+
+exported = export_model("runs/digits", ExportOptions(format="onnx", preprocessing=True))
+print(exported.path, exported.agreement.largest_difference)
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
+from podscale.export.export_report import Export, write_report
+from podscale.export.formats import ExportFormat, find_format
+from podscale.export.image_sample import ImageSample, load_sample
+from podscale.export.int8 import quantise
+from podscale.prediction import onnx_runtime
+from podscale.prediction.exported_file import METADATA_FILE, ExportedClassifier, ExportMetadata, normalise
+from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
+from podscale.runs import RunDirectory
+from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
+from podscale.util.files import file_sha256
+
+CHECK_IMAGES = 1000
+"""Most images of a check."""
+CALIBRATION_IMAGES = 256
+"""Images that calibrate int8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of an export.
+
+    Args:
+        format: key of `FORMATS`.
+        out: file to write; None: export/model.SUFFIX in the run or model directory.
+        preprocessing: uint8 NHWC in and probabilities out; else normalised float32 NCHW in and logits out.
+        int8: quantise weights and activations; ONNX alone.
+        images: locations of images for the check and the calibration; none: the run's shard set, else the digits.
+        limit: most images of the check.
+        calibration: most images of the calibration.
+        calibrate: divide the logits by the temperature that the run's evaluation fitted.
+    """
+
+    format: str = "onnx"
+    out: Path | None = None
+    preprocessing: bool = False
+    int8: bool = False
+    images: Sequence[str] = ()
+    limit: int = CHECK_IMAGES
+    calibration: int = CALIBRATION_IMAGES
+    calibrate: bool = True
+
+
+def export_model(model: str | Path, options: ExportOptions | None = None) -> Export:
+    """Export the model of a run or model directory, and write the report of its check beside the file.
+
+    Raises InputError if an option or the model is not usable, and PodscaleError if the file differs from the model;
+    then nothing is written.
+    """
+    options = options or ExportOptions()
+    chosen = find_format(options.format)
+    _check_options(options, chosen)
+    opened = open_model(model, calibrate=options.calibrate)
+    if opened.exported is not None:
+        hint = "Name the directory of the run or of the model."
+        raise InputError("an exported file already", field="MODEL", got=str(model), hint=hint)
+    opened = replace(opened, config=_in_fp32(opened))
+    target = _target(opened, options, chosen)
+    with _work_directory(target) as work:
+        export = _Exporter(opened, options, work).export(target)
+        export.written.chmod(0o644)  # some writers leave it to the owner alone
+        write_report(export)
+        export.written.replace(target)
+    return replace(export, written=target)
+
+
+class _Exporter:
+    """One export in a work directory beside the target."""
+
+    def __init__(self, model: PredictionModel, options: ExportOptions, work: Path) -> None:
+        self._model, self._options, self._work = model, options, work
+        description = {
+            **model.files.description,
+            "preprocessing": preprocessing_of(model.config),
+            "inference": inference_options_of(model.config),
+        }
+        weights, keeps_pixels = file_sha256(model.files.weights), options.preprocessing
+        self._metadata = ExportMetadata(description, weights, keeps_pixels, model.temperature)
+
+    def export(self, target: Path) -> Export:
+        """Write the file in the work directory and check it. The result names `target`."""
+        options, model = self._options, self._model
+        written = self._write(self._work / (WEIGHTS_FILE if options.format == "safetensors" else target.name))
+        sample = load_sample(model, options.images, "validation", options.limit)
+        reference = log_probabilities(build_classifier(model), sample.images)
+        agreement = self._compare(written, self._metadata, sample, reference)
+        agreement.check(str(target))
+        export = Export(target, written, options.format, self._metadata, agreement)
+        return self._quantise(export, sample, reference) if options.int8 else export
+
+    def _quantise(self, export: Export, sample: ImageSample, reference: LogProbabilities) -> Export:
+        calibration = load_sample(self._model, self._options.images, "train", self._options.calibration)
+        images = calibration.images
+        written = export.written.with_name(f"int8-{export.written.name}")
+        quantise(
+            export.written,
+            written,
+            images if self._options.preprocessing else normalise(images, self._model.config.input),
+        )
+        metadata = replace(self._metadata, quantization="int8")
+        agreement = self._compare(written, metadata, sample, reference)
+        return replace(
+            export,
+            written=written,
+            metadata=metadata,
+            agreement=agreement,
+            fp32=export.agreement,
+            calibration=f"{len(calibration)} images of {calibration.source}",
+        )
+
+    def _compare(
+        self, written: Path, metadata: ExportMetadata, sample: ImageSample, reference: LogProbabilities
+    ) -> Agreement:
+        outputs = log_probabilities(self._load(written, metadata), sample.images)
+        temperature = self._model.temperature or 1.0
+        return compare(reference, outputs, sample, temperature, with_logits=not metadata.preprocessing)
+
+    def _write(self, path: Path) -> Path:
+        """Write the file in the format of the options."""
+        from podscale.pytorch import exported_programs as programs
+
+        strings, preprocessing = self._metadata.to_strings(), self._options.preprocessing
+        if self._options.format == "safetensors":
+            programs.write_weights(self._model.files.weights, path, strings)
+            return path
+        module = programs.build_inference_module(
+            self._model.files,
+            self._model.config,
+            preprocessing=preprocessing,
+            temperature=self._model.temperature or 1.0,
+        )
+        example = programs.example_input(self._model.config, preprocessing=preprocessing)
+        match self._options.format:
+            case "onnx":
+                output = "probabilities" if preprocessing else "logits"
+                programs.export_onnx(module, example, path, strings, output)
+            case "torch-export":
+                programs.export_program(module, example, path, strings, METADATA_FILE)
+            case "torchscript":
+                programs.export_torchscript(module, example, path, strings, METADATA_FILE)
+        return path
+
+    def _load(self, written: Path, metadata: ExportMetadata) -> Classifier:
+        """Load the written file as `podscale predict` does."""
+        from podscale.pytorch.exported_programs import load_program
+
+        match self._options.format:
+            case "safetensors":
+                files = EvaluatedModel(written.parent, dict(metadata.description))
+                return build_classifier(replace(self._model, files=files))
+            case "onnx":
+                function = onnx_runtime.open_session(written)
+            case other:
+                function = load_program(written, other)
+        return ExportedClassifier(function, metadata, self._model.config.input)
+
+
+def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
+    for name in ("limit", "calibration"):
+        if getattr(options, name) < 1:
+            raise InputError("must be at least 1", field=f"--{name}", got=getattr(options, name))
+    if options.int8 and options.format != "onnx":
+        raise InputError("only ONNX files", field="--int8", got=options.format, hint="Add --format onnx.")
+    if options.preprocessing and not chosen.takes_preprocessing:
+        hint = "Leave it out, or choose onnx, torch-export or torchscript."
+        raise InputError("the file has weights alone", field="--preprocessing", got=options.format, hint=hint)
+    if options.out is not None and options.out.suffix != chosen.suffix:
+        hint = f"End the name with {chosen.suffix}: commands know the format by it."
+        raise InputError(f"not the name of a {chosen.label} file", field="--out", got=str(options.out), hint=hint)
+
+
+def _in_fp32(model: PredictionModel) -> RunConfig:
+    """Return the document with the precision of exported files, in which the reference is computed too."""
+    return model.config.model_copy(update={"train": model.config.train.model_copy(update={"precision": "fp32"})})
+
+
+def _target(model: PredictionModel, options: ExportOptions, chosen: ExportFormat) -> Path:
+    """Return the path of the file, in a directory that exists."""
+    directory = model.files.directory
+    place = directory.parent if run_of(directory) is not None else directory
+    name = f"model{'.int8' if options.int8 else ''}{chosen.suffix}"
+    target = options.out or RunDirectory(place).exports / name
+    try:
+        if options.out is None:
+            target.parent.mkdir(exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(21, "is a directory")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error
+    return target
+
+
+@contextmanager
+def _work_directory(target: Path) -> Iterator[Path]:
+    """Make a directory beside the target, which is removed at the end."""
+    try:
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
