@@ -27,7 +27,7 @@ completion of commands, presets and option names to the shell.
 """
 
 TOPICS = {
-    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "predict", "study"),
+    "Runs on this machine": ("run", "shard", "train", "collapse", "evaluate", "report", "predict", "export", "study"),
     "Look before and while it runs": ("config", "presets", "watch", "monitor", "doctor"),
     "Jobs on a cluster": ("submit", "status", "logs", "stop", "list", "render"),
     "Kubeflow Pipelines": ("compile", "pipeline upload", "pipeline run", "pipeline schedule"),
@@ -66,6 +66,12 @@ find photos -name '*.jpg' | podscale predict runs/digits - --top 1
 ```
 
 Exits with 1 if an image has no prediction; its row has the reason. See [predictions](../how-to/predict.md).""",
+    "export": """```
+podscale export runs/digits --preprocessing    # pixels in, probabilities out
+podscale export runs/digits --int8 --images more-photos
+```
+
+Exits with 1 if the file would differ from the model; nothing is written then. See [exported files](../how-to/export.md).""",
     "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.errors import InputError
+from podscale.errors import InputError, PodscaleError
 from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
 from podscale.export.export_report import Export, write_report
 from podscale.export.formats import ExportFormat, find_format
@@ -24,6 +24,7 @@ from podscale.prediction.model import Classifier, PredictionModel, build_classif
 from podscale.runs import RunDirectory
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
 from podscale.util.files import file_sha256
+from podscale.util.formatting import one_line
 
 CHECK_IMAGES = 1000
 """Most images of a check."""
@@ -126,7 +127,14 @@ class _Exporter:
     def _compare(
         self, written: Path, metadata: ExportMetadata, sample: ImageSample, reference: LogProbabilities
     ) -> Agreement:
-        outputs = log_probabilities(self._load(written, metadata), sample.images)
+        try:
+            outputs = log_probabilities(self._load(written, metadata), sample.images)
+        except PodscaleError:
+            raise
+        except Exception as error:  # any error of a runtime, such as a batch that is a constant of the graph
+            problem = f"the exported file does not compute {len(sample)} images: {one_line(str(error))}"
+            hint = "Nothing was written. Export in another format."
+            raise PodscaleError(problem, field=f"--format {self._options.format}", hint=hint) from error
         temperature = self._model.temperature or 1.0
         return compare(reference, outputs, sample, temperature, with_logits=not metadata.preprocessing)
 

@@ -16,7 +16,7 @@ from podscale.prediction import onnx_runtime
 from podscale.util.formatting import one_line
 
 EXPORT_FORMAT = "podscale-export-1"
-METADATA_FILE = "podscale.json"
+METADATA_FILE = "podscale_export.json"
 """Member of a torch archive that has the metadata."""
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch-export", ".torchscript": "torchscript"}
 """Formats that predictions read, by the suffix of the file."""
@@ -47,16 +47,16 @@ class ExportMetadata:
 
     def to_strings(self) -> dict[str, str]:
         """Return the metadata as strings by key. The values from model.json are JSON."""
-        described = {f"podscale.model.{key}": json.dumps(value) for key, value in self.description.items()}
+        described = {f"podscale/model.json/{key}": json.dumps(value) for key, value in self.description.items()}
         return {
-            "podscale.format": EXPORT_FORMAT,
-            "podscale.run": str(self.description["run"]),
-            "podscale.model": str(self.description["architecture"]["name"]),
-            "podscale.weights_sha256": self.weights_sha256,
-            "podscale.input": "uint8 NHWC, RGB" if self.preprocessing else "float32 NCHW, RGB, normalised",
-            "podscale.output": "probabilities" if self.preprocessing else "logits",
-            "podscale.temperature": "" if self.temperature is None else repr(self.temperature),
-            "podscale.quantization": self.quantization,
+            "podscale/format": EXPORT_FORMAT,
+            "podscale/run": str(self.description["run"]),
+            "podscale/model": str(self.description["architecture"]["name"]),
+            "podscale/weights_sha256": self.weights_sha256,
+            "podscale/input": "uint8 NHWC, RGB" if self.preprocessing else "float32 NCHW, RGB, normalised",
+            "podscale/output": "probabilities" if self.preprocessing else "logits",
+            "podscale/temperature": "" if self.temperature is None else repr(self.temperature),
+            "podscale/quantization": self.quantization,
             **described,
         }
 
@@ -64,19 +64,19 @@ class ExportMetadata:
     def from_strings(cls, strings: Mapping[str, str], path: Path) -> "ExportMetadata":
         """Read the strings of `to_strings`. Raises InputError if they are not those of an exported file."""
         hint = "Name a file of `podscale export`, or the directory of a run or of a model."
-        if (written := strings.get("podscale.format")) != EXPORT_FORMAT:
+        if (written := strings.get("podscale/format")) != EXPORT_FORMAT:
             problem = "not exported by Podscale" if written is None else f"exported by another version ({written})"
             raise InputError(problem, field=str(path), hint=hint)
         try:
-            prefix = "podscale.model."
+            prefix = "podscale/model.json/"
             described = {k.removeprefix(prefix): json.loads(v) for k, v in strings.items() if k.startswith(prefix)}
-            temperature = strings["podscale.temperature"]
+            temperature = strings["podscale/temperature"]
             metadata = cls(
                 described,
-                strings["podscale.weights_sha256"],
-                {"probabilities": True, "logits": False}[strings["podscale.output"]],
+                strings["podscale/weights_sha256"],
+                {"probabilities": True, "logits": False}[strings["podscale/output"]],
                 float(temperature) if temperature else None,
-                strings["podscale.quantization"],
+                strings["podscale/quantization"],
             )
             _ = described["run"], described["classes"], described["architecture"], described["preprocessing"]
         except (KeyError, ValueError) as error:
@@ -129,19 +129,21 @@ def normalise(images: npt.NDArray[np.uint8], section: InputSection) -> npt.NDArr
     Args:
         images: uint8 [n, height, width, 3].
     """
-    pixels = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
+    pixels: npt.NDArray[np.float32] = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
     if section.per_image_standardization:
-        mean = pixels.mean(axis=(1, 2, 3), keepdims=True, dtype=np.float64)
-        std = np.maximum(pixels.std(axis=(1, 2, 3), keepdims=True, dtype=np.float64), pixels[0].size ** -0.5)
-        return ((pixels - mean) / std).astype(np.float32)
-    mean, scale = np.float32(255) * np.float32(section.mean), np.float32(255) * np.float32(section.std)
+        means = pixels.mean(axis=(1, 2, 3), keepdims=True, dtype=np.float64)
+        deviations = pixels.std(axis=(1, 2, 3), keepdims=True, dtype=np.float64)
+        pixels -= means.astype(np.float32)
+        pixels /= np.maximum(deviations, pixels[0].size ** -0.5).astype(np.float32)
+        return pixels
+    mean, scale = (np.float32(255) * np.array(values, np.float32) for values in (section.mean, section.std))
     pixels *= (1 / scale).reshape(1, 3, 1, 1)
     pixels -= (mean / scale).reshape(1, 3, 1, 1)
     return pixels
 
 
 def log_softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-    """Return the logarithm of softmax over axis 1, computed in float64."""
+    """Return the logarithm of the softmax of `logits`, any float dtype [n, classes], computed in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     values: npt.NDArray[np.float32] = (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(np.float32)
     return values

@@ -57,7 +57,11 @@ class InferenceModule(nn.Module):
 def build_inference_module(
     model: EvaluatedModel, config: RunConfig, *, preprocessing: bool, temperature: float
 ) -> InferenceModule:
-    """Load the model of a directory on the CPU. Raises InputError if the weights are missing or of another network."""
+    """Load the model of a directory on the CPU. Raises InputError if the weights are missing or of another network.
+
+    Args:
+        temperature: positive divisor of the logits; 1 is plain softmax.
+    """
     network = build_model(config.model, len(model.description["classes"])).eval()
     load_weights_file(network, model.weights)
     network.requires_grad_(False)
@@ -92,7 +96,12 @@ def export_onnx(module: nn.Module, example: Tensor, path: Path, metadata: Mappin
 
 
 def export_program(module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], member: str) -> None:
-    """Write a file of torch.export with a dynamic batch, and the metadata as its extra file `member`."""
+    """Write a file of torch.export with a dynamic batch.
+
+    Args:
+        example: as in `export_onnx`.
+        member: name of the extra file with the metadata.
+    """
     exported = _exported_program(module, example)
     with _export_errors("torch-export"), path.open("wb") as file:
         torch.export.save(exported, file, extra_files={member: json.dumps(dict(metadata))})
@@ -101,7 +110,12 @@ def export_program(module: nn.Module, example: Tensor, path: Path, metadata: Map
 def export_torchscript(
     module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], member: str
 ) -> None:
-    """Write a traced TorchScript file, and the metadata as its extra file `member`."""
+    """Write a traced TorchScript file.
+
+    Args:
+        example: as in `export_onnx`.
+        member: name of the extra file with the metadata.
+    """
     with _export_errors("torchscript"), torch.inference_mode():
         traced: Any = torch.jit.trace(module, example, check_trace=False)
         torch.jit.save(traced, str(path), _extra_files={member: json.dumps(dict(metadata))})

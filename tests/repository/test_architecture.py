@@ -31,6 +31,7 @@ PACKAGES = {
     "evaluation": "util config data runs telemetry",
     "report": "util config data runs training evaluation",
     "prediction": "util config data runs pytorch evaluation report",
+    "export": "util config data runs pytorch prediction",
     "launch": "util config runs telemetry distributed",
     "kubernetes": "util config hardware data runs",
     "stages": "util config data runs telemetry training evaluation report launch kubernetes",
@@ -40,8 +41,8 @@ PACKAGES = {
     "components": "util config data runs evaluation stages study",
     "pipelines": "util config runs kubernetes stages study components",
     "cli": (
-        "util config hardware data runs telemetry models training pytorch jax evaluation report prediction kubernetes "
-        "stages monitoring bench study pipelines"
+        "util config hardware data runs telemetry models training pytorch jax evaluation report prediction export "
+        "kubernetes stages monitoring bench study pipelines"
     ),
 }
 """Packages, lowest first, and what the modules of each may import besides their own package."""
