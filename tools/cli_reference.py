@@ -71,7 +71,8 @@ podscale export runs/digits --preprocessing    # pixels in, probabilities out
 podscale export runs/digits --int8 --images more-photos
 ```
 
-Exits with 1 if the file would differ from the model; nothing is written then. See [exported files](../how-to/export.md).""",
+Exits with 1 if the file would differ from the model; nothing is written then. See
+[exported files](../how-to/export.md).""",
     "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90

@@ -58,7 +58,7 @@ class Export:
             "bytes": self.written.stat().st_size,
             "format": self.format,
             **{
-                name: described[f"podscale/{name}"]
+                name: described[f"podscale:{name}"]
                 for name in ("run", "model", "weights_sha256", "input", "output", "quantization")
             },
             "temperature": self.metadata.temperature,

@@ -89,6 +89,6 @@ def _copy_metadata(onnx: Any, source: Path, target: Path) -> None:
     """Copy the metadata of `source`, and record the quantisation."""
     model = onnx.load(str(target))
     values = {entry.key: entry.value for entry in onnx.load(str(source), load_external_data=False).metadata_props}
-    onnx.helper.set_model_props(model, {**values, "podscale/quantization": "int8"})
+    onnx.helper.set_model_props(model, {**values, "podscale:quantization": "int8"})
     model.producer_name = "podscale"
     onnx.save(model, str(target))

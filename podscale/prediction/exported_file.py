@@ -47,16 +47,16 @@ class ExportMetadata:
 
     def to_strings(self) -> dict[str, str]:
         """Return the metadata as strings by key. The values from model.json are JSON."""
-        described = {f"podscale/model.json/{key}": json.dumps(value) for key, value in self.description.items()}
+        described = {f"podscale:model.json/{key}": json.dumps(value) for key, value in self.description.items()}
         return {
-            "podscale/format": EXPORT_FORMAT,
-            "podscale/run": str(self.description["run"]),
-            "podscale/model": str(self.description["architecture"]["name"]),
-            "podscale/weights_sha256": self.weights_sha256,
-            "podscale/input": "uint8 NHWC, RGB" if self.preprocessing else "float32 NCHW, RGB, normalised",
-            "podscale/output": "probabilities" if self.preprocessing else "logits",
-            "podscale/temperature": "" if self.temperature is None else repr(self.temperature),
-            "podscale/quantization": self.quantization,
+            "podscale:format": EXPORT_FORMAT,
+            "podscale:run": str(self.description["run"]),
+            "podscale:model": str(self.description["architecture"]["name"]),
+            "podscale:weights_sha256": self.weights_sha256,
+            "podscale:input": "uint8 NHWC, RGB" if self.preprocessing else "float32 NCHW, RGB, normalised",
+            "podscale:output": "probabilities" if self.preprocessing else "logits",
+            "podscale:temperature": "" if self.temperature is None else repr(self.temperature),
+            "podscale:quantization": self.quantization,
             **described,
         }
 
@@ -64,19 +64,19 @@ class ExportMetadata:
     def from_strings(cls, strings: Mapping[str, str], path: Path) -> "ExportMetadata":
         """Read the strings of `to_strings`. Raises InputError if they are not those of an exported file."""
         hint = "Name a file of `podscale export`, or the directory of a run or of a model."
-        if (written := strings.get("podscale/format")) != EXPORT_FORMAT:
+        if (written := strings.get("podscale:format")) != EXPORT_FORMAT:
             problem = "not exported by Podscale" if written is None else f"exported by another version ({written})"
             raise InputError(problem, field=str(path), hint=hint)
         try:
-            prefix = "podscale/model.json/"
+            prefix = "podscale:model.json/"
             described = {k.removeprefix(prefix): json.loads(v) for k, v in strings.items() if k.startswith(prefix)}
-            temperature = strings["podscale/temperature"]
+            temperature = strings["podscale:temperature"]
             metadata = cls(
                 described,
-                strings["podscale/weights_sha256"],
-                {"probabilities": True, "logits": False}[strings["podscale/output"]],
+                strings["podscale:weights_sha256"],
+                {"probabilities": True, "logits": False}[strings["podscale:output"]],
                 float(temperature) if temperature else None,
-                strings["podscale/quantization"],
+                strings["podscale:quantization"],
             )
             _ = described["run"], described["classes"], described["architecture"], described["preprocessing"]
         except (KeyError, ValueError) as error:

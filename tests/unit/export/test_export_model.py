@@ -131,10 +131,10 @@ def test_an_onnx_file_describes_itself(pixels_file: Export, make_run: MakeRun, p
     run, file = make_run(RESIDUAL), onnx.load(str(pixels_file.path))
     values = {entry.key: entry.value for entry in file.metadata_props}
     weights = run / "model" / "model.safetensors"
-    assert json.loads(values["podscale/model.json/classes"]) == CLASSES
-    assert json.loads(values["podscale/model.json/preprocessing"])["interpolation"] == "bicubic"
-    assert (values["podscale/run"], values["podscale/model"]) == ("residual", "resnet18")
-    assert (values["podscale/weights_sha256"], values["podscale/temperature"]) == (file_sha256(weights), "1.7")
+    assert json.loads(values["podscale:model.json/classes"]) == CLASSES
+    assert json.loads(values["podscale:model.json/preprocessing"])["interpolation"] == "bicubic"
+    assert (values["podscale:run"], values["podscale:model"]) == ("residual", "resnet18")
+    assert (values["podscale:weights_sha256"], values["podscale:temperature"]) == (file_sha256(weights), "1.7")
     (images,), (outputs,) = file.graph.input, file.graph.output
     sides = [dimension.dim_param or dimension.dim_value for dimension in images.type.tensor_type.shape.dim]
     assert (sides[1:], images.type.tensor_type.elem_type) == ([32, 32, 3], onnx.TensorProto.UINT8)
@@ -165,7 +165,7 @@ def test_safetensors_have_the_metadata(make_run: MakeRun, photos: Path, tmp_path
     assert exported.agreement.largest_difference == 0
     with safe_open(exported.path, "np") as file, safe_open(run / "model" / "model.safetensors", "np") as weights:
         assert set(file.keys()) == set(weights.keys())
-        assert json.loads(file.metadata()["podscale/model.json/classes"]) == CLASSES
+        assert json.loads(file.metadata()["podscale:model.json/classes"]) == CLASSES
 
 
 def test_int8_is_measured_on_the_runs_own_images(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_files_that_are_no_export_are_refused(suffix: str, pixels_file: Export, 
 def test_a_foreign_or_newer_file_is_refused(pixels_file: Export, photos: Path, tmp_path: Path) -> None:
     file = onnx.load(str(pixels_file.path))
     values = {entry.key: entry.value for entry in file.metadata_props}
-    for changed in ({}, {**values, "podscale/format": "podscale-export-9"}, {"podscale/format": "podscale-export-1"}):
+    for changed in ({}, {**values, "podscale:format": "podscale-export-9"}, {"podscale:format": "podscale-export-1"}):
         onnx.helper.set_model_props(file, changed)
         onnx.save(file, str(tmp_path / "a.onnx"))
         with pytest.raises(InputError) as refusal:
