@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale.config import RunConfig
+from podscale.config.export import FILE_NAMES
 from podscale.errors import InputError, PodscaleError
 from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
 from podscale.export.export_report import Export, write_report
@@ -41,7 +42,8 @@ class ExportOptions:
         out: file to write; None: export/model.SUFFIX in the run or model directory.
         preprocessing: uint8 NHWC in and probabilities out; else normalised float32 NCHW in and logits out.
         int8: quantise weights and activations; ONNX alone.
-        images: locations of images for the check and the calibration; none: the run's shard set, else the digits.
+        images: locations of images for the check and the calibration; none: the shard set, else the digits.
+        shard_set: location of the run's shard set; None: the one in its workspace, if it is there.
         limit: most images of the check.
         calibration: most images of the calibration.
         calibrate: divide the logits by the temperature that the run's evaluation fitted.
@@ -52,6 +54,7 @@ class ExportOptions:
     preprocessing: bool = False
     int8: bool = False
     images: Sequence[str] = ()
+    shard_set: str | None = None
     limit: int = CHECK_IMAGES
     calibration: int = CALIBRATION_IMAGES
     calibrate: bool = True
@@ -97,15 +100,21 @@ class _Exporter:
         """Write the file in the work directory and check it. The result names `target`."""
         options, model = self._options, self._model
         written = self._write(self._work / (WEIGHTS_FILE if options.format == "safetensors" else target.name))
-        sample = load_sample(model, options.images, "validation", options.limit)
+        sample = self._load_sample("validation", options.limit)
         reference = log_probabilities(build_classifier(model), sample.images)
         agreement = self._compare(written, self._metadata, sample, reference)
         agreement.check(str(target))
         export = Export(target, written, options.format, self._metadata, agreement)
         return self._quantise(export, sample, reference) if options.int8 else export
 
+    def _load_sample(self, split: str, limit: int) -> ImageSample:
+        locations, shard_set = self._options.images, self._options.shard_set
+        if not locations and shard_set is not None:
+            locations = [f"{shard_set.rstrip('/')}/{split}"]
+        return load_sample(self._model, locations, split, limit)
+
     def _quantise(self, export: Export, sample: ImageSample, reference: LogProbabilities) -> Export:
-        calibration = load_sample(self._model, self._options.images, "train", self._options.calibration)
+        calibration = self._load_sample("train", self._options.calibration)
         images = calibration.images
         written = export.written.with_name(f"int8-{export.written.name}")
         quantise(
@@ -201,7 +210,7 @@ def _target(model: PredictionModel, options: ExportOptions, chosen: ExportFormat
     """Return the path of the file, in a directory that exists."""
     directory = model.files.directory
     place = directory.parent if run_of(directory) is not None else directory
-    name = f"model{'.int8' if options.int8 else ''}{chosen.suffix}"
+    name = FILE_NAMES["onnx-int8" if options.int8 else options.format]
     target = options.out or RunDirectory(place).exports / name
     try:
         if options.out is None:

@@ -34,7 +34,7 @@ PACKAGES = {
     "export": "util config data runs pytorch prediction",
     "launch": "util config runs telemetry distributed",
     "kubernetes": "util config hardware data runs",
-    "stages": "util config data runs telemetry training evaluation report launch kubernetes",
+    "stages": "util config data runs telemetry training evaluation report export launch kubernetes",
     "monitoring": "util config runs telemetry kubernetes",
     "bench": "util config hardware data report",
     "study": "util config runs training evaluation report stages",

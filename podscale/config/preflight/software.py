@@ -8,6 +8,7 @@ from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env, host_info
+from podscale.util.formatting import join_words
 
 
 def software_problems(document: RunConfig) -> Iterator[InputError]:
@@ -16,6 +17,7 @@ def software_problems(document: RunConfig) -> Iterator[InputError]:
         advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
         hint = f"{advice}, or set input.loader=torchvision."
         yield InputError("DALI is not installed", field="input.loader", got="dali", hint=hint)
+    yield from _export_problems(document)
     yield from _tracker_problems(document)
 
 
@@ -57,6 +59,18 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
             got=document.launch.hardware or TPU_RESOURCE,
             hint="Leave it out to train on what is here, or submit the run to a cluster.",
         )
+
+
+def _export_problems(document: RunConfig) -> Iterator[InputError]:
+    """Yield missing packages of the export stage, so that they are not found missing after the training."""
+    formats = document.export.formats
+    needed = ["torch", *(("onnx", "onnxruntime", "onnxscript") if {"onnx", "onnx-int8"} & set(formats) else ())]
+    if formats and (missing := [package for package in needed if not _is_installed(package)]):
+        images = f"podscale-base or podscale-gpu, or an image of your own that adds {join_words(missing)}"
+        advice = _install_hint("Run `pip install 'podscale[torch,export]'`", images)
+        hint = f"{advice}, or set export.formats=[] and export elsewhere."
+        problem = f"needs {join_words(missing)}, not installed here"
+        yield InputError(problem, field="export.formats", got=list(formats), hint=hint)
 
 
 def _tracker_problems(document: RunConfig) -> Iterator[InputError]:

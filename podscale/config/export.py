@@ -1,0 +1,45 @@
+"""Export section of a run document: files of the trained model that the pipeline writes after the report."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from podscale.config.fields import Section, conflict_error, display_field
+
+ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors"]
+FILE_NAMES: dict[str, str] = {
+    "onnx": "model.onnx",
+    "onnx-int8": "model.int8.onnx",
+    "torch-export": "model.pt2",
+    "torchscript": "model.torchscript",
+    "safetensors": "model.safetensors",
+}
+"""Name of each format's file in the folder `export` of a run."""
+
+
+class ExportSection(Section):
+    """Files of the trained model, each compared with it before it takes its name."""
+
+    formats: tuple[ExportFormat, ...] = display_field(
+        (),
+        "Files to write after the report: `onnx`, `onnx-int8` (quantised on training images), `torch-export`, "
+        "`torchscript`, `safetensors`. Default: none, and the pipeline has no export stage.",
+    )
+    preprocessing: bool = display_field(
+        False,
+        "Take uint8 pixels [n, size, size, 3] and give probabilities; else normalised float32 and logits. Safetensors "
+        "have weights alone.",
+    )
+    images: int = display_field(1000, "Most validation images of the check and of int8's accuracy.", ge=1)
+    calibration_images: int = display_field(256, "Most training images that calibrate int8.", ge=1)
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> "ExportSection":
+        if len(set(self.formats)) < len(self.formats):
+            raise conflict_error("formats", "names a format twice", got=list(self.formats))
+        return self
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Names of the files in the folder `export` of the run."""
+        return tuple(FILE_NAMES[name] for name in self.formats)
