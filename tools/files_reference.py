@@ -47,7 +47,7 @@ RUN_FILES = (
     FileRow("predictions.safetensors", "evaluate", "One row for each validation image (below)."),
     FileRow("evaluation.json", "evaluate", "Scores of the model (below)."),
     FileRow("ensemble/*", "evaluate", "Predictions of each member and combination, and `passes.json`.", False),
-    FileRow("export/*", "`podscale export`", "Exported files of the model, and the report of each check.", False),
+    FileRow("export/*", "export", "Exported files of the model, and the report of each check.", False),
     FileRow("report.html", "report", "Report: one page without remote assets."),
     FileRow("summary.md", "`podscale run`", "Stages, exit codes and seconds, as text."),
     FileRow("pipeline.log", "`podscale run`", "All that the stages printed."),

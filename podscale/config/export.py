@@ -33,10 +33,22 @@ class ExportSection(Section):
     images: int = display_field(1000, "Most validation images of the check and of int8's accuracy.", ge=1)
     calibration_images: int = display_field(256, "Most training images that calibrate int8.", ge=1)
 
+    mlflow_model: str | None = display_field(
+        None,
+        "Register the files as a new version of this registered model of MLflow, at telemetry.mlflow.tracking_uri or "
+        "MLFLOW_TRACKING_URI.",
+        min_length=1,
+        max_length=256,
+        pattern=r"^[^/:'\\s][^/:']*$",
+    )
+
     @model_validator(mode="after")
     def _check_formats(self) -> "ExportSection":
         if len(set(self.formats)) < len(self.formats):
             raise conflict_error("formats", "names a format twice", got=list(self.formats))
+        if self.mlflow_model is not None and not self.formats:
+            hint = "Set export.formats, for example [onnx]."
+            raise conflict_error("mlflow_model", "there is no file to register", got=self.mlflow_model, hint=hint)
         return self
 
     @property

@@ -186,8 +186,8 @@ def export(config: RunConfig, shard_set: str) -> StageOutcome:
 
     with stage_outcomes.stage_once(config, "export", shard_set) as stage:
         if stage.finished is None:
-            for exported in export_run(config, shard_set):
-                print(exported.to_text(), flush=True)
+            for line in export_run(config, shard_set):
+                print(line, flush=True)
     return stage.outcome
 
 

@@ -80,11 +80,18 @@ def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
             images = f"an image of your own, built on it, that adds {name}"
             advice = _install_hint(f"Run `pip install 'podscale[{name}]'`", images)
             yield InputError("not installed", field="telemetry.trackers", got=name, hint=f"{advice}, or remove it.")
-    if "mlflow" in trackers and not (document.telemetry.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
+    registers = document.export.mlflow_model is not None
+    if registers and not _is_installed("mlflow"):
+        advice = _install_hint("Run `pip install 'podscale[mlflow]'`", "an image of your own that adds mlflow")
+        hint = f"{advice}, or remove it."
+        yield InputError("mlflow is not installed", field="export.mlflow_model", hint=hint)
+    if ("mlflow" in trackers or registers) and not (
+        document.telemetry.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    ):
         yield InputError(
             "no tracking server is set",
-            field="telemetry.trackers",
-            got="mlflow",
+            field="telemetry.trackers" if "mlflow" in trackers else "export.mlflow_model",
+            got="mlflow" if "mlflow" in trackers else document.export.mlflow_model,
             hint="Set telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove "
             "it.",
         )
