@@ -12,7 +12,12 @@ app = typer.Typer()
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a run, or of a model.")],
     format_name: Annotated[
-        str, typer.Option("--format", metavar="onnx|torch-export|torchscript|safetensors", help="Format of the file.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="onnx|torch-export|torchscript|safetensors|html",
+            help="Format of the file; html: a page that classifies pictures in the browser.",
+        ),
     ] = "onnx",
     out: Annotated[
         Path | None,
@@ -25,7 +30,9 @@ def export(
             help="Take uint8 pixels [n, size, size, 3] and give probabilities; else normalised float32 and logits.",
         ),
     ] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="ONNX: quantise to int8, and measure the loss.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="ONNX and HTML: quantise to int8, and measure the loss.")
+    ] = False,
     images: Annotated[
         list[str],
         typer.Option(

@@ -6,13 +6,15 @@ from pydantic import model_validator
 
 from podscale.config.fields import Section, conflict_error, display_field
 
-ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors"]
+ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors", "html", "html-int8"]
 FILE_NAMES: dict[str, str] = {
     "onnx": "model.onnx",
     "onnx-int8": "model.int8.onnx",
     "torch-export": "model.pt2",
     "torchscript": "model.torchscript",
     "safetensors": "model.safetensors",
+    "html": "demo.html",
+    "html-int8": "demo.int8.html",
 }
 """Name of each format's file in the folder `export` of a run."""
 
@@ -23,7 +25,8 @@ class ExportSection(Section):
     formats: tuple[ExportFormat, ...] = display_field(
         (),
         "Files to write after the report: `onnx`, `onnx-int8` (quantised on training images), `torch-export`, "
-        "`torchscript`, `safetensors`. Default: none, and the pipeline has no export stage.",
+        "`torchscript`, `safetensors`, `html` (a page that classifies pictures in the browser), `html-int8`. Default: "
+        "none, and the pipeline has no export stage.",
     )
     preprocessing: bool = display_field(
         False,

@@ -15,10 +15,12 @@ from podscale.config import RunConfig
 from podscale.config.export import FILE_NAMES
 from podscale.errors import InputError, PodscaleError
 from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
+from podscale.export.demo_page import build_demo_page
 from podscale.export.export_report import Export, write_report
 from podscale.export.formats import ExportFormat, find_format
 from podscale.export.image_sample import ImageSample, load_sample
 from podscale.export.int8 import quantise
+from podscale.export.web_runtime import WebRuntime, load_web_runtime
 from podscale.prediction import onnx_runtime
 from podscale.prediction.exported_file import METADATA_FILE, ExportedClassifier, ExportMetadata, normalise
 from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
@@ -67,6 +69,8 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
     then nothing is written.
     """
     options = options or ExportOptions()
+    if options.format == "html":
+        options = replace(options, preprocessing=True)
     chosen = find_format(options.format)
     _check_options(options, chosen)
     opened = open_model(model, calibrate=options.calibrate)
@@ -99,13 +103,24 @@ class _Exporter:
     def export(self, target: Path) -> Export:
         """Write the file in the work directory and check it. The result names `target`."""
         options, model = self._options, self._model
-        written = self._write(self._work / (WEIGHTS_FILE if options.format == "safetensors" else target.name))
+        runtime = load_web_runtime() if options.format == "html" else None  # first, because it may be missing
+        names = {"safetensors": WEIGHTS_FILE, "html": FILE_NAMES["onnx"]}
+        written = self._write(self._work / names.get(options.format, target.name))
         sample = self._load_sample("validation", options.limit)
         reference = log_probabilities(build_classifier(model), sample.images)
         agreement = self._compare(written, self._metadata, sample, reference)
         agreement.check(str(target))
         export = Export(target, written, options.format, self._metadata, agreement)
-        return self._quantise(export, sample, reference) if options.int8 else export
+        if options.int8:
+            export = self._quantise(export, sample, reference)
+        return self._build_page(export, sample, runtime) if runtime is not None else export
+
+    def _build_page(self, export: Export, sample: ImageSample, runtime: WebRuntime) -> Export:
+        """Return the export of a page with the ONNX file inside."""
+        page = build_demo_page(export.written.read_bytes(), export.metadata, sample, runtime)
+        written = self._work / export.path.name
+        written.write_bytes(page)
+        return replace(export, written=written)
 
     def _load_sample(self, split: str, limit: int) -> ImageSample:
         locations, shard_set = self._options.images, self._options.shard_set
@@ -163,7 +178,7 @@ class _Exporter:
         )
         example = programs.example_input(self._model.config, preprocessing=preprocessing)
         match self._options.format:
-            case "onnx":
+            case "onnx" | "html":
                 output = "probabilities" if preprocessing else "logits"
                 programs.export_onnx(module, example, path, strings, output)
             case "torch-export":
@@ -180,7 +195,7 @@ class _Exporter:
             case "safetensors":
                 files = EvaluatedModel(written.parent, dict(metadata.description))
                 return build_classifier(replace(self._model, files=files))
-            case "onnx":
+            case "onnx" | "html":
                 function = onnx_runtime.open_session(written)
             case other:
                 function = load_program(written, other)
@@ -191,8 +206,8 @@ def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
     for name in ("limit", "calibration"):
         if getattr(options, name) < 1:
             raise InputError("must be at least 1", field=f"--{name}", got=getattr(options, name))
-    if options.int8 and options.format != "onnx":
-        raise InputError("only ONNX files", field="--int8", got=options.format, hint="Add --format onnx.")
+    if options.int8 and options.format not in ("onnx", "html"):
+        raise InputError("only ONNX files and pages", field="--int8", got=options.format, hint="Add --format onnx.")
     if options.preprocessing and not chosen.takes_preprocessing:
         hint = "Leave it out, or choose onnx, torch-export or torchscript."
         raise InputError("the file has weights alone", field="--preprocessing", got=options.format, hint=hint)
@@ -210,7 +225,7 @@ def _target(model: PredictionModel, options: ExportOptions, chosen: ExportFormat
     """Return the path of the file, in a directory that exists."""
     directory = model.files.directory
     place = directory.parent if run_of(directory) is not None else directory
-    name = FILE_NAMES["onnx-int8" if options.int8 else options.format]
+    name = FILE_NAMES[f"{options.format}-int8" if options.int8 else options.format]
     target = options.out or RunDirectory(place).exports / name
     try:
         if options.out is None:

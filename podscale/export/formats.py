@@ -27,6 +27,7 @@ FORMATS = {
     "onnx": ExportFormat(".onnx", "ONNX", ("onnx", "onnxscript", "onnxruntime")),
     "torch-export": ExportFormat(".pt2", "torch.export"),
     "torchscript": ExportFormat(".torchscript", "TorchScript"),
+    "html": ExportFormat(".html", "page with the model", ("onnx", "onnxscript", "onnxruntime")),
     "safetensors": ExportFormat(".safetensors", "safetensors", takes_preprocessing=False),
 }
 

@@ -1,5 +1,6 @@
 """Registration of exported files in MLflow's model registry, by the package mlflow-skinny (or mlflow)."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,15 +18,17 @@ from podscale.util.formatting import one_line
 FIELD = "export.mlflow_model"
 ARTIFACT_PATH = "podscale-export"
 """Folder of the files in the artifacts of the MLflow run."""
-HASHES_TAG = "podscale.sha256"
+FILES_TAG = "file_sha256"
 """Tag of a version with the hashes of its files, as JSON."""
+IDENTITY_TAG = "metadata_sha256"
+"""Tag of a version with the hash of its files' names and metadata. Two exports of a model may differ in bytes."""
 
 
 def register_exports(config: RunConfig, exports: Sequence[Export]) -> str:
     """Log the files to the run's MLflow run, and register them as a version of the document's registered model.
 
-    Files that the newest version has are not registered again. Returns a line for the user. Raises PodscaleError if the
-    server refuses or does not answer.
+    Nothing is registered if the newest version has the same model and options. Returns a line for the user. Raises
+    PodscaleError if the server refuses or does not answer.
     """
     name = config.export.mlflow_model
     assert name is not None
@@ -42,11 +45,11 @@ def register_exports(config: RunConfig, exports: Sequence[Export]) -> str:
 
 
 def _register(client: Any, config: RunConfig, name: str, exports: Sequence[Export]) -> str:
-    hashes = json.dumps({export.path.name: file_sha256(export.path) for export in exports}, sort_keys=True)
+    tags = _tags(exports)
     known = any(model.name == name for model in client.search_registered_models(f"name = '{name}'"))
     versions = client.search_model_versions(f"name = '{name}'") if known else []
     newest = max(versions, key=lambda version: int(version.version), default=None)
-    if newest is not None and newest.tags.get(HASHES_TAG) == hashes:
+    if newest is not None and newest.tags.get(IDENTITY_TAG) == tags[IDENTITY_TAG]:
         return f"MLflow: version {newest.version} of {name} has these files"
     if not known:
         client.create_registered_model(name)
@@ -55,7 +58,7 @@ def _register(client: Any, config: RunConfig, name: str, exports: Sequence[Expor
         for path in (export.path, export.report):
             client.log_artifact(run_id, str(path), ARTIFACT_PATH)
     source = f"{client.get_run(run_id).info.artifact_uri}/{ARTIFACT_PATH}"
-    version = client.create_model_version(name, source, run_id, tags=_tags(exports, hashes), description=config.run.id)
+    version = client.create_model_version(name, source, run_id, tags=tags, description=config.run.id)
     return f"MLflow: version {version.version} of {name} at {client.tracking_uri}"
 
 
@@ -69,9 +72,10 @@ def _mlflow_run(client: Any, config: RunConfig) -> str:
     return sent.id
 
 
-def _tags(exports: Sequence[Export], hashes: str) -> dict[str, str]:
+def _tags(exports: Sequence[Export]) -> dict[str, str]:
     """Return tags of the version: the run, the model, its scores on the images of the check, and the hashes."""
     metadata, agreement = exports[0].metadata, exports[0].agreement
+    identity = json.dumps([[export.path.name, export.metadata.to_strings()] for export in exports], sort_keys=True)
     top1 = {} if agreement.reference_top1 is None else {"top1": f"{agreement.reference_top1:.6f}"}
     return {
         "run": str(metadata.description["run"]),
@@ -79,5 +83,6 @@ def _tags(exports: Sequence[Export], hashes: str) -> dict[str, str]:
         "weights_sha256": metadata.weights_sha256,
         "formats": ",".join(export.format for export in exports),
         **top1,
-        HASHES_TAG: hashes,
+        FILES_TAG: json.dumps({export.path.name: file_sha256(export.path) for export in exports}),
+        IDENTITY_TAG: hashlib.sha256(identity.encode()).hexdigest(),
     }

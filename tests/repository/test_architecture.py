@@ -31,7 +31,7 @@ PACKAGES = {
     "evaluation": "util config data runs telemetry",
     "report": "util config data runs training evaluation",
     "prediction": "util config data runs pytorch evaluation report",
-    "export": "util config data runs telemetry pytorch prediction",
+    "export": "util config data runs telemetry pytorch report prediction",
     "launch": "util config runs telemetry distributed",
     "kubernetes": "util config hardware data runs",
     "stages": "util config data runs telemetry training evaluation report export launch kubernetes",

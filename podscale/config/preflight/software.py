@@ -64,7 +64,10 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
 def _export_problems(document: RunConfig) -> Iterator[InputError]:
     """Yield missing packages of the export stage, so that they are not found missing after the training."""
     formats = document.export.formats
-    needed = ["torch", *(("onnx", "onnxruntime", "onnxscript") if {"onnx", "onnx-int8"} & set(formats) else ())]
+    needed = [
+        "torch",
+        *(("onnx", "onnxruntime", "onnxscript") if any(name.startswith(("onnx", "html")) for name in formats) else ()),
+    ]
     if formats and (missing := [package for package in needed if not _is_installed(package)]):
         images = f"podscale-base or podscale-gpu, or an image of your own that adds {join_words(missing)}"
         advice = _install_hint("Run `pip install 'podscale[torch,export]'`", images)
