@@ -42,7 +42,7 @@ def export(
         ),
     ] = [],
     limit: Annotated[int, typer.Option(help="Most images of the check.", min=1)] = 1000,
-    calibration: Annotated[int, typer.Option(help="Most images of int8's calibration.", min=1)] = 256,
+    calibration: Annotated[int, typer.Option(help="Most images of int8's calibration.", min=1)] = 64,
     plain: Annotated[
         bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
     ] = False,

@@ -34,7 +34,7 @@ class ExportSection(Section):
         "have weights alone.",
     )
     images: int = display_field(1000, "Most validation images of the check and of int8's accuracy.", ge=1)
-    calibration_images: int = display_field(256, "Most training images that calibrate int8.", ge=1)
+    calibration_images: int = display_field(64, "Most training images that calibrate int8.", ge=1)
 
     mlflow_model: str | None = display_field(
         None,

@@ -31,7 +31,7 @@ from podscale.util.formatting import one_line
 
 CHECK_IMAGES = 1000
 """Most images of a check."""
-CALIBRATION_IMAGES = 256
+CALIBRATION_IMAGES = 64
 """Images that calibrate int8."""
 
 
