@@ -227,7 +227,7 @@ VARIABLES: Final = (
         WEB_RUNTIME,
         "path",
         "user",
-        "`podscale export`",
+        "export to HTML",
         "Archive of the npm package onnxruntime-web, for a page without npm or a network.",
     ),
 )
