@@ -34,6 +34,7 @@ FIXED_OPTIONS = (
     "launch",
     "run.workspace",
     "ensemble",
+    "export.formats",
     "train.engine",
     *(f"telemetry.{name}" for name in ("enabled", "address", "port", "bearer_token_file")),
     *(f"telemetry.tls_{name}" for name in ("certificate", "key", "client_ca")),

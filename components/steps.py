@@ -173,6 +173,27 @@ def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
         shutil.copyfile(run.model / "README.md", card.path)
 
 
+def export(document: str, shard_set: Any, exported: Any) -> None:
+    """Write the exported files of the document.
+
+    Args:
+        exported: output artifact, dsl.Model: a directory with the files and the report of each check.
+    """
+    with stage_process("export"):
+        config = load_document(document)
+        local.export(config, _shard_set_location(shard_set))
+        directory = RunDirectory.for_config(config).exports
+        Path(exported.path).mkdir(parents=True, exist_ok=True)
+        for name in config.export.file_names:
+            report = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+            for file in (name, f"{name}.json"):
+                _link_or_copy(str(directory / file), str(Path(exported.path) / file))
+            kept = ("sha256", "opset", "input", "output", "quantization")
+            exported.metadata.update({f"{name}: {key}": report[key] for key in kept if report[key] is not None})
+            exported.metadata |= {key: report[key] for key in ("run", "model", "weights_sha256")}
+        exported.metadata.update(framework="+".join(config.export.formats), location=str(directory))
+
+
 def cells(study: str, chain: int) -> None:
     """Run the missing trials of one sweep series of a study, in this pod."""
     from podscale.study.grid import TrialGrid
@@ -265,7 +286,7 @@ def summary_markdown(
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
     members = [f"collapse {member.config.run.id}" for member in ensemble_members.ensemble_members(config)]
-    for name in (*stage_outcomes.STAGES, *members):
+    for name in (*stage_outcomes.planned_stages(config), *members):
         outcome = outcomes.get(name)
         if outcome is None:
             lines.append(f"| {name} | not run | |")

@@ -36,7 +36,7 @@ from podscale.util import env
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 
 POLL_SECONDS = 0.1
-SHOWN_STAGES = (*stage_outcomes.STAGES, "collapse")
+SHOWN_STAGES = (*stage_outcomes.STAGES, "export", "collapse")
 """Tasks that are displayed and that save when stopped. The collapse has no outcome here: members are runs."""
 LOG_TAIL_LINES = 20
 """Lines of the log shown if a stage exited without an outcome."""
@@ -198,7 +198,7 @@ def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, 
         return LaunchResult(outcomes, seconds, EXIT_INTERRUPTED, "interrupted; the same command continues", log=log)
     if failed is not None:
         return LaunchResult(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
-    if not launch.failed and list(outcomes) == list(stage_outcomes.STAGES):
+    if not launch.failed and list(outcomes) == list(stage_outcomes.planned_stages(launch.config)):
         return LaunchResult(outcomes, seconds, ExitCode.DONE, log=log)
     if launch.failure is not None and launch.stage is not None:  # the stage could not record its outcome
         return LaunchResult(outcomes, seconds, *launch.failure, launch.stage, log)

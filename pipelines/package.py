@@ -11,6 +11,7 @@ from typing import Any
 from podscale.components.collapse.component import collapse
 from podscale.components.configure.component import configure
 from podscale.components.evaluate.component import evaluate
+from podscale.components.export.component import export
 from podscale.components.pack.component import pack
 from podscale.components.report.component import report
 from podscale.components.shard.component import shard
@@ -36,6 +37,7 @@ COMPONENT_FUNCTIONS = {
     "collapse": collapse,
     "evaluate": evaluate,
     "report": report,
+    "export": export,
     "summary": summary,
     "cells": cells,
     "findings": findings,

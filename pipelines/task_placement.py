@@ -23,6 +23,7 @@ STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
     "train": "train",
     "evaluate": "evaluate",
     "report": "report",
+    "export": "report",
     "launcher": "report",
     "summary": "report",
 }

@@ -18,6 +18,7 @@ from podscale.runs.user_code import bundle_code
 from podscale.components.collapse.component import collapse  # isort: skip (kfp_fast_import must import kfp first)
 from podscale.components.configure.component import configure  # isort: skip
 from podscale.components.evaluate.component import evaluate  # isort: skip
+from podscale.components.export.component import export  # isort: skip
 from podscale.components.pack.component import pack  # isort: skip
 from podscale.components.report.component import report  # isort: skip
 from podscale.components.run_parameters import RunParameters  # isort: skip
@@ -29,7 +30,7 @@ from podscale.components.train.component import train  # isort: skip
 TRAINING_PIPELINE_NAME = "podscale-training"
 """One name for all runs: a backend shares its cache between the runs of one pipeline name."""
 
-TaskRole = Literal["configure", "shard", "train", "evaluate", "report", "launcher", "summary"]
+TaskRole = Literal["configure", "shard", "train", "evaluate", "report", "export", "launcher", "summary"]
 LAUNCHER_ROLES: tuple[TaskRole, ...] = ("configure", "launcher", "summary")
 """Roles of small pods that do no stage's work themselves."""
 PlaceTask = Callable[[Any, TaskRole], None]
@@ -151,7 +152,9 @@ class _PipelineTasks:
         model = trained.outputs["model"]
         collapsed = self._add_collapses(**inputs, main=model)
         evaluated = self.configured(evaluate(**inputs, model=model), self._role("evaluate")).after(*collapsed)
-        self.configured(report(**inputs, metrics=evaluated.outputs["metrics"]), "report")
+        reported = self.configured(report(**inputs, metrics=evaluated.outputs["metrics"]), "report")
+        if self.config.export.formats:  # last, because a run without an exported file has a report
+            self.configured(export(**inputs, model=model), "export").after(reported)
 
     def _role(self, stage: Literal["train", "evaluate"]) -> TaskRole:
         """Return the role of the pod of a stage's task, which may only launch a job."""

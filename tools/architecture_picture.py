@@ -36,6 +36,7 @@ PURPOSES = {
     "evaluation": ("scores", "Scores from predictions; evaluation.json"),
     "report": ("report.html", "report.html, model card, charts"),
     "prediction": ("podscale predict", "Predictions of a trained model for any images"),
+    "export": ("podscale export", "Files of a trained model in common formats, checked against it"),
     "serving": ("podscale serve", "Server of predictions over HTTP: batches, limits, metrics"),
     "launch": ("one pod's workers", "One pod: supervisor, workers, restarts"),
     "kubernetes": ("jobs of a cluster", "Jobs: render, submit, watch, stop, diagnose"),

@@ -36,6 +36,7 @@ TOPICS = {
         "report",
         "predict",
         "merge-predictions",
+        "export",
         "serve",
         "study",
     ),
@@ -92,6 +93,13 @@ curl -F image=@a.jpg -F image=@b.jpg http://127.0.0.1:8080/predict
 ```
 
 Exits with 0 after SIGTERM, once the accepted requests are answered. See [serving](../how-to/serve.md).""",
+    "export": """```
+podscale export runs/digits --preprocessing    # pixels in, probabilities out
+podscale export runs/digits --int8 --images more-photos
+```
+
+Exits with 1 if the file would differ from the model; nothing is written then. See
+[exported files](../how-to/export.md).""",
     "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90

@@ -49,6 +49,7 @@ RUN_FILES = (
     FileRow("predicted/*", "pods of `--stage predict`", "Rows of any images, and a folder with their parts.", False),
     FileRow("evaluation.json", "evaluate", "Scores of the model (below)."),
     FileRow("ensemble/*", "evaluate", "Predictions of each member and combination, and `passes.json`.", False),
+    FileRow("export/*", "export", "Exported files of the model, and the report of each check.", False),
     FileRow("report.html", "report", "Report: one page without remote assets."),
     FileRow("summary.md", "`podscale run`", "Stages, exit codes and seconds, as text."),
     FileRow("pipeline.log", "`podscale run`", "All that the stages printed."),

@@ -35,12 +35,12 @@ if [ -n "${CPU_INDEX:-}" ]; then
     printf '[tool.uv.sources]\ntorch = { index = "cpu" }\ntorchvision = { index = "cpu" }\n'
   } >"$work/pyproject.toml"
   project=$work/pyproject.toml
-  image cpu "$cuda" --extra torch --extra cluster --extra serve
+  image cpu "$cuda" --extra torch --extra cluster --extra export --extra serve
   exit
 fi
 
 compile requirements/build.txt requirements/build.in "${upgrade[@]}"
-compile requirements/run.txt --extra torch --extra gpu --extra cluster --extra serve pyproject.toml "${upgrade[@]}"
+compile requirements/run.txt --extra torch --extra gpu --extra cluster --extra export --extra serve pyproject.toml "${upgrade[@]}"
 compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
   pyproject.toml "${upgrade[@]}"
 # The site's builder alone, in the versions of dev.txt: either file, or both in any order, leave one set of versions.
@@ -48,6 +48,6 @@ python3 -c 'import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
   compile requirements/docs.txt --constraint requirements/dev.txt "${upgrade[@]}" -
 
-image base "$cuda" --extra torch --extra cluster --extra serve
+image base "$cuda" --extra torch --extra cluster --extra export --extra serve
 image tpu none --extra cluster requirements/tpu.in
 image tools none --extra cluster

@@ -85,9 +85,10 @@ class LaunchView(LaunchDisplay):
 
     def _print_stage(self, stage: str | None) -> None:
         self._stage, self._since = stage, time.monotonic()
-        if stage in stage_outcomes.STAGES:
-            number = stage_outcomes.STAGES.index(stage) + 1
-            self._print_line(paint(f"[{number}/{len(stage_outcomes.STAGES)}] {stage}", "bold", sys.stderr))
+        stages: tuple[str, ...] = stage_outcomes.planned_stages(self._config)
+        if stage in stages:
+            number = stages.index(stage) + 1
+            self._print_line(paint(f"[{number}/{len(stages)}] {stage}", "bold", sys.stderr))
         elif stage is not None:
             members = ", ".join(member.config.run.id for member in ensemble_members.ensemble_members(self._config))
             self._print_line(f"      {stage}: {members}")

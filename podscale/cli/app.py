@@ -11,6 +11,7 @@ from podscale.cli import (
     bench,
     doctor,
     documents,
+    export,
     jobs,
     monitoring,
     pipeline,
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (run, stages, predict, serve, study, documents, jobs, doctor, watch, monitoring):
+for subject in (run, stages, predict, export, serve, study, documents, jobs, doctor, watch, monitoring):
     app.add_typer(subject.app)  # without a name: its commands are at the top level
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")

@@ -115,7 +115,7 @@ def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:
     shard_set = dataset_directory(config.run.workspace, config.data)
     rows = [("shard", "finished before, nothing to do" if shard_set_counts(config) else "to do")]
     redo = not shard_set_counts(config)
-    for stage in stage_outcomes.STAGES[1:]:
+    for stage in stage_outcomes.planned_stages(config)[1:]:
         done = not fresh and not redo and stage_outcomes.finished_outcome(config, stage, shard_set) is not None
         redo = redo or not done
         rows.append((stage, "finished before, nothing to do" if done else _stage_action(config, stage, fresh)))

@@ -219,7 +219,7 @@ class _StagePrinter:
 
         self._start = time.monotonic()
         self._states: dict[str, str] = {}
-        self._displayed_tasks = ("configure", "pack", *STAGES, "collapse", "summary")
+        self._displayed_tasks = ("configure", "pack", *STAGES, "export", "collapse", "summary")
 
     def update(self, progress: "PipelineProgress") -> None:
         states = {

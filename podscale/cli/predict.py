@@ -22,7 +22,9 @@ app = typer.Typer()
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a run, or of a model.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Directory of a run or of a model, or an exported file.")
+    ],
     images: Annotated[
         list[str],
         typer.Argument(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from podscale.config.data import DataSection, InputSection
 from podscale.config.ensemble import EnsembleSection
+from podscale.config.export import ExportSection
 from podscale.config.fields import Section, display_field, placement_field, result_field
 from podscale.config.launch import LaunchSection
 from podscale.config.model import ModelSection
@@ -117,6 +118,7 @@ class RunDocument(Section):
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     ensemble: EnsembleSection = EnsembleSection()
+    export: ExportSection = ExportSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
     launch: LaunchSection = LaunchSection()

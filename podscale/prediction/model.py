@@ -13,6 +13,8 @@ import numpy.typing as npt
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.evaluation.evaluation_json import read_evaluation
+from podscale.prediction import onnx_runtime
+from podscale.prediction.exported_file import ExportedClassifier, ExportedFile, is_exported_file
 from podscale.runs.model_files import EvaluatedModel, find_model_directory, read_model, run_document_of, run_of
 from podscale.runs.user_code import code_of_model, imported_from
 from podscale.util.files import file_sha256
@@ -29,15 +31,17 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True)
 class PredictionModel:
-    """Model of a run or model directory.
+    """Model of a run or model directory, or of an exported file.
 
     `config` is the document of its run, or what model.json has of it. `temperature` divides the logits before softmax;
     None if the run was not evaluated, or by a version that did not fit it: the probabilities are then plain softmax.
+    `files.directory` of an exported file is the file.
     """
 
     files: EvaluatedModel
     config: RunConfig
     temperature: float | None
+    exported: ExportedFile | None = None
 
     @cached_property
     def classes(self) -> Sequence[str]:
@@ -46,27 +50,43 @@ class PredictionModel:
 
 
 def open_model(path: str | Path, *, calibrate: bool = True) -> PredictionModel:
-    """Open the model of a run or model directory. Raises InputError if there is none.
+    """Open the model of a run or model directory, or an exported file. Raises InputError if there is none.
 
     Args:
         calibrate: use the temperature that the run's evaluation fitted, if there is one.
     """
+    if is_exported_file(Path(path)):
+        return _open_exported(ExportedFile.open(Path(path)), calibrate=calibrate)
     directory = find_model_directory(Path(path))
     files = read_model(directory)
     return PredictionModel(files, run_document_of(files), _fitted_temperature(files) if calibrate else None)
 
 
 def build_classifier(model: PredictionModel, index: int = 0, threads: int | None = None) -> Classifier:
-    """Load the model on GPU `index`, or on the CPU with `threads` threads (default: PyTorch's choice)."""
+    """Load the model on GPU `index`, or on the CPU with `threads` threads (default: the library's choice)."""
+    exported = model.exported
+    if exported is not None and exported.format == "onnx":
+        run = onnx_runtime.open_session(exported.path, index, threads)
+        return ExportedClassifier(run, exported.metadata, model.config.input)
     if find_spec("torch") is None:
         hint = "Run `pip install 'podscale[torch]'`"
         raise InputError("predictions need PyTorch, which is not installed", field="predict", hint=hint)
-    from podscale.pytorch import classifier
+    from podscale.pytorch import classifier, exported_programs
 
     if threads is not None:
         classifier.use_threads(threads)
+    if exported is not None:
+        run = exported_programs.load_program(exported.path, exported.format, index)
+        return ExportedClassifier(run, exported.metadata, model.config.input)
     with imported_from(code_of_model(model.files.directory, model.config)):
         return classifier.TorchClassifier(model.files, model.config, index)
+
+
+def _open_exported(exported: ExportedFile, *, calibrate: bool) -> PredictionModel:
+    """Return the model of an exported file, with the document that its metadata describe."""
+    files = EvaluatedModel(exported.path, dict(exported.metadata.description))
+    temperature = exported.metadata.temperature if calibrate else None
+    return PredictionModel(files, run_document_of(files), temperature, exported)
 
 
 def _fitted_temperature(files: EvaluatedModel) -> float | None:

@@ -78,6 +78,8 @@ class RunDirectory:
     evaluation = RunFile("evaluation.json")
     ensemble = RunFile("ensemble")
     """Predictions of models evaluated together, and `mean`, the model of their mean weights."""
+    exports = RunFile("export")
+    """Exported files of the model, each with the report of its check."""
     report = RunFile("report.html")
     hang_stacks = RunFile("hang")
     """Stack of each rank when the run last hung."""

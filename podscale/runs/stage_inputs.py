@@ -28,9 +28,13 @@ def stage_inputs(config: RunConfig, stage: str, shard_set: str) -> dict[str, Any
     if stage == "evaluate" and combined_model_directories(config):
         shown = field_values(config, FieldClass.DISPLAY)
         options[FieldClass.DISPLAY] = {name: shown[name] for name in COMBINATION_OPTIONS}
+    if stage == "export":
+        shown = field_values(config, FieldClass.DISPLAY)
+        options[FieldClass.DISPLAY] = {name: shown[name] for name in shown if name.startswith("export.")}
     files = {
         "evaluate": [file for directory in evaluated_model_directories(config) for file in _model_files(directory)],
         "report": [run.evaluation, run.predictions, *_model_files(run.model)],
+        "export": [run.evaluation, *_model_files(run.model)],
     }.get(stage, [])
     return {
         "options": options,

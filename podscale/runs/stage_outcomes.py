@@ -30,7 +30,7 @@ EXIT_INTERRUPTED = 130
 MAX_TERMINATION_BYTES = 4096
 """Maximal size of a container's termination message that Kubernetes keeps, bytes."""
 
-StageName = Literal["shard", "train", "evaluate", "report"]
+StageName = Literal["shard", "train", "evaluate", "report", "export"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,13 @@ def record_stage(path: Path, stage: StageName, fence: Callable[[], None] = lambd
     record(int(ExitCode.DONE), "")
 
 
-STAGES: tuple[StageName, ...] = get_args(StageName)
+STAGES: tuple[StageName, ...] = get_args(StageName)[:-1]
+"""Stages of every run, each of which can be a job of a cluster."""
+
+
+def planned_stages(config: RunConfig) -> tuple[StageName, ...]:
+    """Return the stages of a document's pipeline, in order."""
+    return (*STAGES, "export") if config.export.formats else STAGES
 
 
 def check_run_document(config: RunConfig) -> RunDirectory:
@@ -173,7 +179,7 @@ def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> Sta
     """Return the outcome of `stage` if it is done with the same inputs and its output exists; else None."""
     run = RunDirectory.for_config(config)
     outcome = read_outcomes(run.outcome).get(stage)
-    if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(run, stage)):
+    if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(config, stage)):
         return None
     recorded = _read_json(run.stage_inputs).get(stage)
     return outcome if is_same_inputs(recorded, stage_inputs(config, stage, shard_set)) else None
@@ -188,7 +194,8 @@ def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
     """Remove the outcomes of `stage` and of the stages after it."""
     run = RunDirectory.for_config(config)
-    stale = STAGES[STAGES.index(stage) :]
+    stages: tuple[StageName, ...] = get_args(StageName)
+    stale = (stage,) if stage == "report" else stages[stages.index(stage) :]  # nothing depends on the report
     write_json(run.outcome, {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale})
 
 
@@ -261,12 +268,14 @@ def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
         write_outcome(run.outcome, outcome)
 
 
-def _output_files(run: RunDirectory, stage: StageName) -> list[Path]:
+def _output_files(config: RunConfig, stage: StageName) -> list[Path]:
+    run = RunDirectory.for_config(config)
     return {
         "shard": [],
         "train": [run.model / "model.safetensors", run.model / "model.json"],
         "evaluate": [run.evaluation, run.predictions],
         "report": [run.report],
+        "export": [run.exports / name for name in config.export.file_names],
     }[stage]
 
 

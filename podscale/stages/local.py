@@ -190,6 +190,17 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     return stage.outcome
 
 
+def export(config: RunConfig, shard_set: str) -> StageOutcome:
+    """Write the exported files of the document to <run>/export, each compared with the model."""
+    from podscale.export.run_exports import export_run
+
+    with stage_outcomes.stage_once(config, "export", shard_set) as stage:
+        if stage.finished is None:
+            for line in export_run(config, shard_set):
+                print(line, flush=True)
+    return stage.outcome
+
+
 def write_card(config: RunConfig, shard_set: "ShardSet | str") -> None:
     """Write the model card; it has the scores if the model was evaluated, and no data section for remote shards."""
     from podscale.report.model_card import write_model_card
@@ -201,7 +212,7 @@ def write_card(config: RunConfig, shard_set: "ShardSet | str") -> None:
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """Return the outcome of every stage that ran, in the order of the stages."""
     outcomes = {**read_outcomes(RunDirectory.for_config(config).outcome), **_shard_outcome(config)}
-    return {stage: outcomes[stage] for stage in stage_outcomes.STAGES if stage in outcomes}
+    return {stage: outcomes[stage] for stage in stage_outcomes.planned_stages(config) if stage in outcomes}
 
 
 def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:

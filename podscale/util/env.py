@@ -55,6 +55,7 @@ COMMIT: Final = "PODSCALE_COMMIT"
 IGNORE_MEMORY: Final = "PODSCALE_IGNORE_MEMORY"
 KFP_TOKEN: Final = "PODSCALE_KFP_TOKEN"
 KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
+WEB_RUNTIME: Final = "PODSCALE_WEB_RUNTIME"
 
 
 class Variable(NamedTuple):
@@ -221,6 +222,13 @@ VARIABLES: Final = (
     Variable(KFP_TOKEN, "text", "user", "`podscale pipeline`", "Bearer token of a Kubeflow Pipelines backend."),
     Variable(
         KFP_COOKIES, "text", "user", "`podscale pipeline`", "Cookies of a browser that is logged in to the backend."
+    ),
+    Variable(
+        WEB_RUNTIME,
+        "path",
+        "user",
+        "export to HTML",
+        "Archive of the npm package onnxruntime-web, for a page without npm or a network.",
     ),
 )
 

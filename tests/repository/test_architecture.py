@@ -31,10 +31,11 @@ PACKAGES = {
     "evaluation": "util config data runs telemetry",
     "report": "util config data runs training evaluation",
     "prediction": "util config data runs pytorch evaluation report",
+    "export": "util config data runs telemetry pytorch report prediction",
     "serving": "util data telemetry prediction",
     "launch": "util config runs telemetry distributed",
     "kubernetes": "util config hardware data runs",
-    "stages": "util config data runs telemetry training evaluation report launch kubernetes",
+    "stages": "util config data runs telemetry training evaluation report export launch kubernetes",
     "monitoring": "util config runs telemetry kubernetes",
     "bench": "util config hardware data report",
     "study": "util config runs training evaluation report stages",
@@ -42,8 +43,8 @@ PACKAGES = {
     "pipelines": "util config runs kubernetes stages study components",
     "api": "util config data runs telemetry evaluation prediction launch kubernetes stages monitoring pipelines",
     "cli": (
-        "util config hardware data runs telemetry models training pytorch jax evaluation report prediction serving "
-        "kubernetes stages monitoring bench study pipelines api"
+        "util config hardware data runs telemetry models training pytorch jax evaluation report prediction export "
+        "serving kubernetes stages monitoring bench study pipelines api"
     ),
 }
 """Packages, lowest first, and what the modules of each may import besides their own package."""

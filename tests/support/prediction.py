@@ -35,7 +35,8 @@ def write_model_run(workspace: Path, document: str = DOCUMENT, classes: list[str
     torch.manual_seed(config.run.seed)
     model = build_model(config.model, len(classes))
     arrays = {name: as_array(tensor) for name, tensor in model_arrays(model).items()}
-    arrays["fc.weight"] = arrays["fc.weight"] * 20
+    head = [name for name, array in arrays.items() if array.ndim == 2][-1]
+    arrays[head] = arrays[head] * 20
     run = workspace / "runs" / config.run.id
     export_model(arrays, TrainedModel(config, classes, RunProgress(step=1)), run / "model")
     (run / "config.yaml").write_text(dumps(config))

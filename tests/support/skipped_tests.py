@@ -42,6 +42,7 @@ GROUPS = (
     Group("the page that draws dashboards", r"the page that `make dashboards` builds", advice="make dashboards"),
     Group("Prometheus", r"\b(prometheus|promtool) is not|package prometheus\b(?!-)", "prometheus"),
     Group("Pushgateway", r"[Pp]ushgateway", "prometheus-pushgateway"),
+    Group("onnxruntime-web", r"onnxruntime-web", advice="podscale export --format html, online"),
     Group("Chromium", r"Chromium", "chromium"),
     Group("podman", r"podman is not installed", "podman"),
     Group("a C or C++ compiler", r"\b(gcc|g\+\+)", "g++"),

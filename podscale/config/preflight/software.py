@@ -9,6 +9,7 @@ from podscale.config.outside_code import plugin_problems
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env, host_info
+from podscale.util.formatting import join_words
 
 
 def software_problems(document: RunConfig) -> Iterator[InputError]:
@@ -17,6 +18,7 @@ def software_problems(document: RunConfig) -> Iterator[InputError]:
         advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
         hint = f"{advice}, or set input.loader=auto."
         yield InputError("DALI is not installed", field="input.loader", got="dali", hint=hint)
+    yield from _export_problems(document)
     yield from _tracker_problems(document)
     yield from plugin_problems(document)
 
@@ -61,6 +63,21 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
         )
 
 
+def _export_problems(document: RunConfig) -> Iterator[InputError]:
+    """Yield missing packages of the export stage, so that they are not found missing after the training."""
+    formats = document.export.formats
+    needed = [
+        "torch",
+        *(("onnx", "onnxruntime", "onnxscript") if any(name.startswith(("onnx", "html")) for name in formats) else ()),
+    ]
+    if formats and (missing := [package for package in needed if not _is_installed(package)]):
+        images = f"podscale-base or podscale-gpu, or an image of your own that adds {join_words(missing)}"
+        advice = _install_hint("Run `pip install 'podscale[torch,export]'`", images)
+        hint = f"{advice}, or set export.formats=[] and export elsewhere."
+        problem = f"needs {join_words(missing)}, not installed here"
+        yield InputError(problem, field="export.formats", got=list(formats), hint=hint)
+
+
 def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
     trackers = document.telemetry.trackers
     for name in ("wandb", "mlflow"):
@@ -68,11 +85,18 @@ def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
             images = f"an image of your own, built on it, that adds {name}"
             advice = _install_hint(f"Run `pip install 'podscale[{name}]'`", images)
             yield InputError("not installed", field="telemetry.trackers", got=name, hint=f"{advice}, or remove it.")
-    if "mlflow" in trackers and not (document.telemetry.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
+    registers = document.export.mlflow_model is not None
+    if registers and not _is_installed("mlflow"):
+        advice = _install_hint("Run `pip install 'podscale[mlflow]'`", "an image of your own that adds mlflow")
+        hint = f"{advice}, or remove it."
+        yield InputError("mlflow is not installed", field="export.mlflow_model", hint=hint)
+    if ("mlflow" in trackers or registers) and not (
+        document.telemetry.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    ):
         yield InputError(
             "no tracking server is set",
-            field="telemetry.trackers",
-            got="mlflow",
+            field="telemetry.trackers" if "mlflow" in trackers else "export.mlflow_model",
+            got="mlflow" if "mlflow" in trackers else document.export.mlflow_model,
             hint="Set telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove "
             "it.",
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podscale.config import RunConfig, result_values
+from podscale.config.telemetry import MlflowSection
 from podscale.errors import ExitCode
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventRecord
@@ -67,10 +68,7 @@ class Mlflow:
         """Create a run, and its experiment if needed; return the run's id."""
         from mlflow.entities import Param
 
-        section = config.telemetry.mlflow
-        name = section.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
-        experiment = self._client.get_experiment_by_name(name)
-        experiment_id = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+        experiment_id = find_experiment(self._client, config.telemetry.mlflow)
         run_id = str(self._client.create_run(experiment_id, run_name=config.run.id).info.run_id)
         parameters = [Param(key, str(value)[:MAX_CHARACTERS]) for key, value in result_values(config).items()]
         for first in range(0, len(parameters), MAX_PARAMETERS):
@@ -93,3 +91,10 @@ class Mlflow:
                 self._sent.mark_sent(point)
             self._sent.save()
         self._wait_until = 0.0
+
+
+def find_experiment(client: Any, section: MlflowSection) -> str:
+    """Return the id of the document's experiment, which is created if it does not exist."""
+    name = section.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
+    experiment = client.get_experiment_by_name(name)
+    return str(experiment.experiment_id if experiment is not None else client.create_experiment(name))

@@ -252,6 +252,15 @@ def test_libraries_of_models_and_weights_are_needed(tmp_path, monkeypatch, packa
     assert f"`pip install 'podscale[{extra}]'`" in error.hint
 
 
+def test_packages_of_the_export_stage_are_needed_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(software, "_is_installed", lambda name: name != "onnxscript")
+    error = only(document(tmp_path, "export.formats=[torchscript, onnx-int8]"))
+    assert error.field == "export.formats"
+    assert "onnxscript" in error.problem
+    assert "podscale[torch,export]" in error.hint
+    assert find_problems(document(tmp_path, "export.formats=[torchscript]"), "here") == []
+
+
 def test_a_folder_that_wandb_left_is_no_package(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

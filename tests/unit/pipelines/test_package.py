@@ -129,6 +129,15 @@ def test_the_stages_follow_each_other_inside_the_exit_handler(local):
     assert summary["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
+def test_a_document_with_formats_has_an_export_task_after_the_report():
+    package = Package("export.formats=[onnx, safetensors]", "launch.image=registry/podscale:1")
+    assert package.inner["export"]["dependentTasks"] == ["configure", "report", "shard", "train"]
+    assert package.image("export") == "registry/podscale:1"
+    assert not package.inner["export"]["cachingOptions"].get("enableCache")
+    outputs = package.pipeline["components"]["comp-export"]["outputDefinitions"]["artifacts"]
+    assert outputs["exported"]["artifactType"]["schemaTitle"] == "system.Model"
+
+
 def test_several_pods_pack_before_the_shard_stage_completes(launched):
     loop = launched.inner["for-loop-3"]
     assert json.loads(loop["parameterIterator"]["items"]["raw"]) == [0, 1, 2]
@@ -320,6 +329,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
         "collapse": {"model": "system.Model"},
         "evaluate": {"metrics": "system.Metrics", "confusion": "system.ClassificationMetrics"},
         "report": {"page": "system.HTML", "card": "system.Markdown"},
+        "export": {"exported": "system.Model"},
         "summary": {"page": "system.Markdown"},
         "cells": {},
         "findings": {"page": "system.HTML", "text": "system.Markdown"},

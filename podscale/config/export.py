@@ -1,0 +1,60 @@
+"""Export section of a run document: files of the trained model that the pipeline writes after the report."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from podscale.config.fields import Section, conflict_error, display_field
+
+ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors", "html", "html-int8"]
+FILE_NAMES: dict[str, str] = {
+    "onnx": "model.onnx",
+    "onnx-int8": "model.int8.onnx",
+    "torch-export": "model.pt2",
+    "torchscript": "model.torchscript",
+    "safetensors": "model.safetensors",
+    "html": "demo.html",
+    "html-int8": "demo.int8.html",
+}
+"""Name of each format's file in the folder `export` of a run."""
+
+
+class ExportSection(Section):
+    """Files of the trained model, each compared with it before it takes its name."""
+
+    formats: tuple[ExportFormat, ...] = display_field(
+        (),
+        "Files to write after the report: `onnx`, `onnx-int8` (quantised on training images), `torch-export`, "
+        "`torchscript`, `safetensors`, `html` (a page that classifies pictures in the browser), `html-int8`. Default: "
+        "none, and the pipeline has no export stage.",
+    )
+    preprocessing: bool = display_field(
+        False,
+        "Take uint8 pixels [n, size, size, 3] and give probabilities; else normalised float32 and logits. Safetensors "
+        "have weights alone.",
+    )
+    images: int = display_field(1000, "Most validation images of the check and of int8's accuracy.", ge=1)
+    calibration_images: int = display_field(64, "Most training images that calibrate int8.", ge=1)
+
+    mlflow_model: str | None = display_field(
+        None,
+        "Register the files as a new version of this registered model of MLflow, at telemetry.mlflow.tracking_uri or "
+        "MLFLOW_TRACKING_URI.",
+        min_length=1,
+        max_length=256,
+        pattern=r"^[^/:'\\s][^/:']*$",
+    )
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> "ExportSection":
+        if len(set(self.formats)) < len(self.formats):
+            raise conflict_error("formats", "names a format twice", got=list(self.formats))
+        if self.mlflow_model is not None and not self.formats:
+            hint = "Set export.formats, for example [onnx]."
+            raise conflict_error("mlflow_model", "there is no file to register", got=self.mlflow_model, hint=hint)
+        return self
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Names of the files in the folder `export` of the run."""
+        return tuple(FILE_NAMES[name] for name in self.formats)

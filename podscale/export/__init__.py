@@ -1,0 +1,1 @@
+"""Exported files of a trained model, checked against it."""

@@ -1,0 +1,250 @@
+"""Export of a trained model to one file, which takes its name after it agrees with the model in PyTorch.
+
+exported = export_model("runs/digits", ExportOptions(format="onnx", preprocessing=True))
+print(exported.path, exported.agreement.largest_difference)
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podscale.config import RunConfig
+from podscale.config.export import FILE_NAMES
+from podscale.errors import InputError, PodscaleError
+from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
+from podscale.export.demo_page import build_demo_page
+from podscale.export.export_report import Export, write_report
+from podscale.export.formats import ExportFormat, find_format
+from podscale.export.image_sample import ImageSample, load_sample
+from podscale.export.int8 import quantise
+from podscale.export.web_runtime import WebRuntime, load_web_runtime
+from podscale.prediction import onnx_runtime
+from podscale.prediction.exported_file import METADATA_FILE, ExportedClassifier, ExportMetadata, normalise
+from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
+from podscale.runs import RunDirectory
+from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
+from podscale.util.files import file_sha256
+from podscale.util.formatting import one_line
+
+CHECK_IMAGES = 1000
+"""Most images of a check."""
+CALIBRATION_IMAGES = 64
+"""Images that calibrate int8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of an export.
+
+    Args:
+        format: key of `FORMATS`.
+        out: file to write; None: export/model.SUFFIX in the run or model directory.
+        preprocessing: uint8 NHWC in and probabilities out; else normalised float32 NCHW in and logits out.
+        int8: quantise weights and activations; ONNX alone.
+        images: locations of images for the check and the calibration; none: the shard set, else the digits.
+        shard_set: location of the run's shard set; None: the one in its workspace, if it is there.
+        limit: most images of the check.
+        calibration: most images of the calibration.
+        calibrate: divide the logits by the temperature that the run's evaluation fitted.
+    """
+
+    format: str = "onnx"
+    out: Path | None = None
+    preprocessing: bool = False
+    int8: bool = False
+    images: Sequence[str] = ()
+    shard_set: str | None = None
+    limit: int = CHECK_IMAGES
+    calibration: int = CALIBRATION_IMAGES
+    calibrate: bool = True
+
+
+def export_model(model: str | Path, options: ExportOptions | None = None) -> Export:
+    """Export the model of a run or model directory, and write the report of its check beside the file.
+
+    Raises InputError if an option or the model is not usable, and PodscaleError if the file differs from the model;
+    then nothing is written.
+    """
+    options = options or ExportOptions()
+    if options.format == "html":
+        options = replace(options, preprocessing=True)
+    chosen = find_format(options.format)
+    _check_options(options, chosen)
+    opened = open_model(model, calibrate=options.calibrate)
+    if opened.exported is not None:
+        hint = "Name the directory of the run or of the model."
+        raise InputError("an exported file already", field="MODEL", got=str(model), hint=hint)
+    opened = replace(opened, config=_in_fp32(opened))
+    target = _target(opened, options, chosen)
+    with _work_directory(target) as work:
+        export = _Exporter(opened, options, work).export(target)
+        export.written.chmod(0o644)  # some writers leave it to the owner alone
+        write_report(export)
+        export.written.replace(target)
+    return replace(export, written=target)
+
+
+class _Exporter:
+    """One export in a work directory beside the target."""
+
+    def __init__(self, model: PredictionModel, options: ExportOptions, work: Path) -> None:
+        self._model, self._options, self._work = model, options, work
+        description = {
+            **model.files.description,
+            "preprocessing": preprocessing_of(model.config),
+            "inference": inference_options_of(model.config),
+        }
+        weights, keeps_pixels = file_sha256(model.files.weights), options.preprocessing
+        self._metadata = ExportMetadata(description, weights, keeps_pixels, model.temperature)
+
+    def export(self, target: Path) -> Export:
+        """Write the file in the work directory and check it. The result names `target`."""
+        options, model = self._options, self._model
+        runtime = load_web_runtime() if options.format == "html" else None  # first, because it may be missing
+        names = {"safetensors": WEIGHTS_FILE, "html": FILE_NAMES["onnx"]}
+        written = self._write(self._work / names.get(options.format, target.name))
+        sample = self._load_sample("validation", options.limit)
+        reference = log_probabilities(build_classifier(model), sample.images)
+        agreement = self._compare(written, self._metadata, sample, reference)
+        agreement.check(str(target))
+        export = Export(target, written, options.format, self._metadata, agreement)
+        if options.int8:
+            export = self._quantise(export, sample, reference)
+        return self._build_page(export, sample, runtime) if runtime is not None else export
+
+    def _build_page(self, export: Export, sample: ImageSample, runtime: WebRuntime) -> Export:
+        """Return the export of a page with the ONNX file inside."""
+        page = build_demo_page(export.written.read_bytes(), export.metadata, sample, runtime)
+        written = self._work / export.path.name
+        written.write_bytes(page)
+        return replace(export, written=written)
+
+    def _load_sample(self, split: str, limit: int) -> ImageSample:
+        locations, shard_set = self._options.images, self._options.shard_set
+        if not locations and shard_set is not None:
+            locations = [f"{shard_set.rstrip('/')}/{split}"]
+        return load_sample(self._model, locations, split, limit)
+
+    def _quantise(self, export: Export, sample: ImageSample, reference: LogProbabilities) -> Export:
+        calibration = self._load_sample("train", self._options.calibration)
+        images = calibration.images
+        written = export.written.with_name(f"int8-{export.written.name}")
+        quantise(
+            export.written,
+            written,
+            images if self._options.preprocessing else normalise(images, self._model.config.input),
+        )
+        metadata = replace(self._metadata, quantization="int8")
+        agreement = self._compare(written, metadata, sample, reference)
+        return replace(
+            export,
+            written=written,
+            metadata=metadata,
+            agreement=agreement,
+            fp32=export.agreement,
+            calibration=f"{len(calibration)} images of {calibration.source}",
+        )
+
+    def _compare(
+        self, written: Path, metadata: ExportMetadata, sample: ImageSample, reference: LogProbabilities
+    ) -> Agreement:
+        try:
+            outputs = log_probabilities(self._load(written, metadata), sample.images)
+        except PodscaleError:
+            raise
+        except Exception as error:  # any error of a runtime, such as a batch that is a constant of the graph
+            problem = f"the exported file does not compute {len(sample)} images: {one_line(str(error))}"
+            hint = "Nothing was written. Export in another format."
+            raise PodscaleError(problem, field=f"--format {self._options.format}", hint=hint) from error
+        temperature = self._model.temperature or 1.0
+        return compare(reference, outputs, sample, temperature, with_logits=not metadata.preprocessing)
+
+    def _write(self, path: Path) -> Path:
+        """Write the file in the format of the options."""
+        from podscale.pytorch import exported_programs as programs
+
+        strings, preprocessing = self._metadata.to_strings(), self._options.preprocessing
+        if self._options.format == "safetensors":
+            programs.write_weights(self._model.files.weights, path, strings)
+            return path
+        module = programs.build_inference_module(
+            self._model.files,
+            self._model.config,
+            preprocessing=preprocessing,
+            temperature=self._model.temperature or 1.0,
+        )
+        example = programs.example_input(self._model.config, preprocessing=preprocessing)
+        match self._options.format:
+            case "onnx" | "html":
+                output = "probabilities" if preprocessing else "logits"
+                programs.export_onnx(module, example, path, strings, output)
+            case "torch-export":
+                programs.export_program(module, example, path, strings, METADATA_FILE)
+            case "torchscript":
+                programs.export_torchscript(module, example, path, strings, METADATA_FILE)
+        return path
+
+    def _load(self, written: Path, metadata: ExportMetadata) -> Classifier:
+        """Load the written file as `podscale predict` does."""
+        from podscale.pytorch.exported_programs import load_program
+
+        match self._options.format:
+            case "safetensors":
+                files = EvaluatedModel(written.parent, dict(metadata.description))
+                return build_classifier(replace(self._model, files=files))
+            case "onnx" | "html":
+                function = onnx_runtime.open_session(written)
+            case other:
+                function = load_program(written, other)
+        return ExportedClassifier(function, metadata, self._model.config.input)
+
+
+def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
+    for name in ("limit", "calibration"):
+        if getattr(options, name) < 1:
+            raise InputError("must be at least 1", field=f"--{name}", got=getattr(options, name))
+    if options.int8 and options.format not in ("onnx", "html"):
+        raise InputError("only ONNX files and pages", field="--int8", got=options.format, hint="Add --format onnx.")
+    if options.preprocessing and not chosen.takes_preprocessing:
+        hint = "Leave it out, or choose onnx, torch-export or torchscript."
+        raise InputError("the file has weights alone", field="--preprocessing", got=options.format, hint=hint)
+    if options.out is not None and options.out.suffix != chosen.suffix:
+        hint = f"End the name with {chosen.suffix}: commands know the format by it."
+        raise InputError(f"not the name of a {chosen.label} file", field="--out", got=str(options.out), hint=hint)
+
+
+def _in_fp32(model: PredictionModel) -> RunConfig:
+    """Return the document with the precision of exported files, in which the reference is computed too."""
+    return model.config.model_copy(update={"train": model.config.train.model_copy(update={"precision": "fp32"})})
+
+
+def _target(model: PredictionModel, options: ExportOptions, chosen: ExportFormat) -> Path:
+    """Return the path of the file, in a directory that exists."""
+    directory = model.files.directory
+    place = directory.parent if run_of(directory) is not None else directory
+    name = FILE_NAMES[f"{options.format}-int8" if options.int8 else options.format]
+    target = options.out or RunDirectory(place).exports / name
+    try:
+        if options.out is None:
+            target.parent.mkdir(exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(21, "is a directory")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error
+    return target
+
+
+@contextmanager
+def _work_directory(target: Path) -> Iterator[Path]:
+    """Make a directory beside the target, which is removed at the end."""
+    try:
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

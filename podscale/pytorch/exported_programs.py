@@ -1,0 +1,180 @@
+"""Exported programs: a trained network as one module, its files in each format, and files loaded again."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.pytorch.device_prefetcher import Normalise
+from podscale.pytorch.evaluator import mean_logits
+from podscale.pytorch.models import build_model
+from podscale.pytorch.models.external import first_line
+from podscale.pytorch.train_state import load_weights_file
+from podscale.pytorch.world import World
+from podscale.runs.model_files import EvaluatedModel
+
+EXAMPLE_IMAGES = 2
+"""Batch of the example inputs; a batch of 1 would become a constant."""
+OPSET = 20
+"""Version of ONNX's operators."""
+LARGEST_ONNX_BYTES = 2**31 - 2**20
+"""Largest weights of a single ONNX file, bytes, because protobuf ends at 2 GiB."""
+InferenceFunction = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
+"""Function from the input of an exported file to its output."""
+
+
+class InferenceModule(nn.Module):
+    """Trained network with the flip of its evaluation, in fp32.
+
+    With preprocessing: uint8 [n, size, size, 3] to probabilities [n, classes], softmax(logits / temperature). Without:
+    normalised float32 [n, 3, size, size] to logits [n, classes].
+    """
+
+    def __init__(self, network: nn.Module, config: RunConfig, *, preprocessing: bool, temperature: float) -> None:
+        super().__init__()
+        cpu = World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
+        self.network = network
+        self._normalise = Normalise(config.input, cpu, channels_last=False) if preprocessing else None
+        self._flip, self._temperature = config.evaluate.flip, temperature
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self._normalise is None:
+            return mean_logits(self.network, images, flip=self._flip)
+        logits = mean_logits(self.network, self._normalise(images), flip=self._flip)
+        return torch.softmax(logits / self._temperature, dim=1)
+
+
+def build_inference_module(
+    model: EvaluatedModel, config: RunConfig, *, preprocessing: bool, temperature: float
+) -> InferenceModule:
+    """Load the model of a directory on the CPU. Raises InputError if the weights are missing or of another network.
+
+    Args:
+        temperature: positive divisor of the logits; 1 is plain softmax.
+    """
+    network = build_model(config.model, len(model.description["classes"])).eval()
+    load_weights_file(network, model.weights)
+    network.requires_grad_(False)
+    return InferenceModule(network, config, preprocessing=preprocessing, temperature=temperature).eval()
+
+
+def export_onnx(module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], output: str) -> None:
+    """Write an ONNX file with a dynamic batch.
+
+    Args:
+        example: input of EXAMPLE_IMAGES images.
+        output: name of the output.
+    """
+    size = sum(array.nbytes for array in (*module.parameters(), *module.buffers()))
+    if size > LARGEST_ONNX_BYTES:
+        raise InputError("an ONNX file holds at most 2 GiB", field="--format", got=f"onnx, {size} bytes of weights")
+    exported = _exported_program(module, example)
+    with _export_errors("onnx"):
+        program: Any = torch.onnx.export(
+            exported,
+            (example,),
+            dynamo=True,
+            input_names=["images"],
+            output_names=[output],
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+        program.model.producer_name = "podscale"
+        program.model.metadata_props.update(metadata)
+        program.save(str(path), external_data=False)
+
+
+def export_program(module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], member: str) -> None:
+    """Write a file of torch.export with a dynamic batch.
+
+    Args:
+        example: as in `export_onnx`.
+        member: name of the extra file with the metadata.
+    """
+    exported = _exported_program(module, example)
+    with _export_errors("torch-export"), path.open("wb") as file:
+        torch.export.save(exported, file, extra_files={member: json.dumps(dict(metadata))})
+
+
+def export_torchscript(
+    module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], member: str
+) -> None:
+    """Write a traced TorchScript file.
+
+    Args:
+        example: as in `export_onnx`.
+        member: name of the extra file with the metadata.
+    """
+    with _export_errors("torchscript"), torch.inference_mode():
+        traced: Any = torch.jit.trace(module, example, check_trace=False)
+        torch.jit.save(traced, str(path), _extra_files={member: json.dumps(dict(metadata))})
+
+
+def write_weights(source: Path, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write the weights of a safetensors file with metadata in its header."""
+    save_file(load_file(source), path, metadata={"format": "pt", **metadata})
+
+
+def load_program(path: Path, format_name: str, index: int = 0) -> InferenceFunction:
+    """Load a file of torch.export or TorchScript on GPU `index`, or on the CPU if there is none.
+
+    Raises InputError if it cannot be loaded. Returns the function from its input to its output.
+    """
+    device = torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if format_name == "torchscript":
+                module: Any = torch.jit.load(str(path), map_location=device)
+            else:
+                from torch.export.passes import move_to_device_pass
+
+                module = move_to_device_pass(torch.export.load(str(path)), device).module()
+    except Exception as error:  # any error of the reader on a damaged file
+        raise InputError(f"PyTorch cannot load it: {first_line(error)}", field=str(path)) from error
+
+    def run(inputs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        with torch.inference_mode():
+            outputs: npt.NDArray[np.float32] = module(torch.from_numpy(inputs).to(device)).cpu().numpy()
+        return outputs
+
+    return run
+
+
+def example_input(config: RunConfig, *, preprocessing: bool) -> Tensor:
+    """Return example images of the evaluation size."""
+    size = config.eval_image_size
+    if preprocessing:
+        return torch.zeros((EXAMPLE_IMAGES, size, size, 3), dtype=torch.uint8)
+    return torch.zeros((EXAMPLE_IMAGES, 3, size, size))
+
+
+def _exported_program(module: nn.Module, example: Tensor) -> Any:
+    with _export_errors("torch-export"):
+        return torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+@contextmanager
+def _export_errors(format_name: str) -> Iterator[None]:
+    """Raise InputError if torch cannot convert a network, such as one with control flow by values."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of deprecations, and of checks on shapes that are constants here
+            yield
+    except ImportError as error:
+        hint = "Run `pip install 'podscale[export]'`"
+        raise InputError(f"{error.name} is not installed", field=f"--format {format_name}", hint=hint) from error
+    except Exception as error:
+        problem = f"PyTorch cannot export this model: {first_line(error)}"
+        raise InputError(problem, field=f"--format {format_name}") from error
