@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from podscale.config.outside_code import GROUPS
+
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("podscale", "components", "pipelines")
 
@@ -283,5 +285,5 @@ def test_names_of_modules_in_strings_and_texts_exist() -> None:
     done = subprocess.run(
         [sys.executable, "-c", RESOLVE], input=json.dumps(sorted(names)), capture_output=True, text=True, check=True
     )
-    lost = json.loads(done.stdout.splitlines()[-1])
+    lost = set(json.loads(done.stdout.splitlines()[-1])) - set(GROUPS.values())  # entry points, no modules
     assert {name: sorted(names[name])[:3] for name in lost} == {}

@@ -134,6 +134,7 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         "train_nonfinite_steps": 0.01,
         "train_steps_skipped": 0.01,
         "train_samples_skipped": 0.05,
+        "train_native_refusals": 0.3,
         "train_checkpoint_failures": 0.002,
         "eval_images": 40.0 * (at % 300 < 30),
         "shard_images": 300.0,
