@@ -120,8 +120,9 @@ cluster-down: .venv/.dev ## stop that cluster and remove what it left on the mac
 cluster-clean: .venv/.dev ## remove those too, including podman's images; Go's caches are only listed
 	@$(BIN)/python -m tests.cluster.lab clean
 
-clean: ## remove the environment, the caches and the output of `make run`
+clean: ## remove the environment, the native extension, the caches and the output of `make run`
 	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
+	rm -rf native/target podscale/data/_native*.so
 
 # The environment is installed from hash-pinned files only. A stamp that is older than its requirement file triggers the
 # installation, so a second `make` takes no time. So does a change of the extension, which is built if cargo is there.

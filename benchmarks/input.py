@@ -49,7 +49,7 @@ def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
         if name == "native" and not native.is_available():
-            raise InputError("the native extension is not installed", hint="Install podscale where cargo is installed.")
+            raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")
         section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": batch}})
         loader = build_loader(

@@ -21,6 +21,9 @@ FREE_DISK_GIB = 20
 FREE_FRACTION = 0.9
 """Fraction of a GPU's memory that should be free."""
 
+SMI_TIMEOUT = 60
+"""Timeout of nvidia-smi, seconds; with a broken driver it may hang."""
+
 DRIVER = Path("/proc/driver/nvidia/version")
 """File of the loaded kernel driver."""
 
@@ -82,7 +85,12 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("driver", "none is loaded, and nvidia-smi is not on the path", remedy, fatal=True)
         return
     query = ["--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run([program, *query], capture_output=True, text=True, check=False, timeout=60)
+    try:
+        done = subprocess.run([program, *query], capture_output=True, text=True, check=False, timeout=SMI_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        problem = f"nvidia-smi does not exit within {SMI_TIMEOUT} s"
+        yield Finding("driver", problem, "Reload the driver or restart the machine. REHEARSE=1 goes on.", fatal=True)
+        return
     if done.returncode != 0 or not done.stdout.strip():
         message = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
         yield Finding("driver", f"nvidia-smi fails: {message[0]}", "Load the driver. REHEARSE=1 goes on.", fatal=True)

@@ -78,7 +78,7 @@ class MeasuredLoader:
 
     def __init__(self, name: str, directory: str, cores: int, size: int) -> None:
         if LOADERS[name].get("loader") == "native" and not native.is_available():
-            raise InputError("the native extension is not installed")
+            raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")
         section = {"loader": "reference", "workers": cores, "image_size": size, **LOADERS[name]}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": BATCH}})
         split = open_shard_set(directory, config).split("train")

@@ -13,6 +13,9 @@ use crate::resample::Filter;
 /// the resized rectangle, left and top of the square, mirrored or not.
 const FIELDS: usize = 11;
 
+/// Largest side of an image, pixels. A long image that is resized by its short side becomes longer.
+const MAX_SIDE: u32 = 1 << 20;
+
 /// Decoder of batches of crops.
 #[pyclass(frozen)]
 struct CropDecoder(BatchDecoder);
@@ -27,8 +30,10 @@ impl CropDecoder {
 
     /// Decode crops of JPEGs without the GIL.
     ///
-    /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3]. `crops`: int64 [n, 11]. `images`: uint8 [n, size, size, 3],
-    /// written. `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
+    /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3].
+    /// `crops`: int64 [n, 11], the columns `FIELDS`.
+    /// `images`: uint8 [n, size, size, 3], written.
+    /// `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
     #[allow(clippy::too_many_arguments)]
     fn decode(
         &self,
@@ -70,7 +75,9 @@ fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<
     values
         .chunks_exact(FIELDS)
         .map(|row| {
-            let size = |at: usize| usize::try_from(row[at]).ok().filter(|&size| size <= 1 << 20);
+            let length = |at: usize, largest| u32::try_from(row[at]).ok().filter(|&length| length <= largest);
+            let size = |at: usize| Some(length(at, MAX_SIDE)? as usize);
+            let resized = |at: usize| Some(length(at, u32::MAX)? as usize);
             let crop = (|| {
                 Some(Crop {
                     height: size(0)?,
@@ -79,8 +86,8 @@ fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<
                     top: size(3)?,
                     crop_width: size(4)?,
                     crop_height: size(5)?,
-                    out_width: size(6)?,
-                    out_height: size(7)?,
+                    out_width: resized(6)?,
+                    out_height: resized(7)?,
                     out_left: row[8],
                     out_top: row[9],
                     mirror: row[10] != 0,
@@ -119,7 +126,7 @@ fn writable(buffer: &PyBuffer<u8>) -> PyResult<&mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), buffer.item_count()) })
 }
 
-/// Whether this processor runs the AVX2 kernels.
+/// Return true if this processor runs the AVX2 kernels.
 #[pyfunction]
 fn has_avx2() -> bool {
     crop::has_avx2()

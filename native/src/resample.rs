@@ -44,7 +44,7 @@ impl Filter {
 /// Weights of one axis for some of its outputs.
 #[derive(Default)]
 pub struct Axis {
-    /// Whether the size stays the same, so that there is no pass.
+    /// The size stays the same, so that there is no pass.
     pub is_identity: bool,
     /// Inputs that the outputs need.
     pub source: Range<usize>,
@@ -63,6 +63,7 @@ impl Axis {
     /// Compute the weights of the outputs `wanted` of an axis that is resized from `from` to `to` pixels.
     pub fn fill(&mut self, filter: Filter, from: usize, to: usize, wanted: Range<usize>) {
         self.is_identity = from == to;
+        self.bounds.clear();
         if self.is_identity {
             self.source = wanted;
             return;
@@ -74,7 +75,6 @@ impl Axis {
         let taps = (support.ceil() as usize * 2 + 1).min(from);
         self.taps = taps.next_multiple_of(GROUP);
         let size = self.taps * wanted.len();
-        self.bounds.clear();
         for table in [&mut self.high, &mut self.low] {
             table.clear();
             table.resize(size, 0);

@@ -178,7 +178,8 @@ def _check_native_extension() -> CheckResult:
     subject = "native decoder"
     if not native.is_installed():
         found = "not installed: images for CPUs are decoded at less than half the speed, with the same pixels"
-        return CheckResult(subject, "note", found, "install cargo (Rust 1.87 or later), then podscale again")
+        advice = "install cargo (Rust 1.87 or later), then podscale from its source, not from a wheel"
+        return CheckResult(subject, "note", found, advice)
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"
         return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt")

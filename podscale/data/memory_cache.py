@@ -57,6 +57,10 @@ class MemoryCache:
     def cached_bytes(self) -> int:
         return sum(len(kept) for kept in tuple(self._kept.values()))
 
+    @property
+    def is_remote(self) -> bool:
+        return self._backing.is_remote
+
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         kept = self._kept.get(path)
         if kept is not None:

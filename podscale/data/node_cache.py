@@ -175,6 +175,7 @@ class CachedShardMapper:
     """Memory mapping of the shards of one remote set; missing shards are downloaded (a `ShardMapper`)."""
 
     cached_bytes = 0  # all records are in mapped files
+    is_remote = True
 
     def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
         self._cache, self._remote = cache, remote

@@ -29,11 +29,17 @@ class ShardMapper(Protocol):
         """Bytes of records in this process's own memory, without the pages of mapped files."""
         ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Return True if shards are downloaded to a cache, which cannot evict a shard while a record refers to it."""
+        ...
+
 
 class LocalShardMapper:
     """Shards in a local directory, each mapped once per process."""
 
     cached_bytes = 0
+    is_remote = False
 
     def __init__(self) -> None:
         self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
@@ -122,6 +128,16 @@ class Split:
         """Return the encoded image as a read-only view of the mapped shard."""
         offset, size = int(self._columns["offset"][row]), int(self._columns["size"][row])
         return self._shards(self._paths[int(self._columns["shard"][row])])[offset : offset + size]
+
+    def read_to_keep(self, row: int) -> npt.NDArray[np.uint8]:
+        """Return the encoded image for as long as a batch needs it: a copy if its shard must stay evictable."""
+        record = self.read(row)
+        return record.copy() if self.is_remote else record
+
+    @property
+    def is_remote(self) -> bool:
+        """Return True if reading a record may download its shard."""
+        return self._shards.is_remote
 
     @property
     def cached_bytes(self) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import gpu_session_checks
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "gpu_session.sh"
 
@@ -138,3 +140,13 @@ def test_the_driver_and_the_memory_of_each_gpu_are_looked_at(
     assert found in done.stdout
     if not found:
         assert not re.search(r"driver|GPU memory|gcc|packages|torch", done.stdout)
+
+
+def test_a_hanging_nvidia_smi_is_a_missing_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu_session_checks, "SMI_TIMEOUT", 0.2)
+    (problem,) = (found for found in gpu_session_checks.find_problems(tmp_path, []) if found.name == "driver")
+    assert problem.fatal
+    assert "nvidia-smi does not exit" in problem.problem

@@ -63,7 +63,7 @@ def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) ->
             return on_cpu
         return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else on_cpu
     if name == "native":
-        if on_cpu != "native":
+        if not native.is_installed():
             log.warning("input.loader=native: the extension is not installed; the reference loader is slower")
         return on_cpu
     if name == "dali" and not is_dali_installed():

@@ -112,7 +112,7 @@ class DaliLoader:
             "corner": _pairs(views.out_top, views.out_left, np.int32),
             "flip": views.flip.astype(np.int32),
         }
-        return DaliBatch(request, [self._batch_plan.split.read(row) for row in rows.tolist()], columns)
+        return DaliBatch(request, [self._batch_plan.split.read_to_keep(row) for row in rows.tolist()], columns)
 
     def _images(self, feed: DaliBatch, in_flight: Sequence[DaliBatch]) -> Any:
         """Return the images of the oldest batch in the pipeline, with zeros for the padding."""

@@ -7,7 +7,7 @@ decode, with the same substitutes for bad records.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -52,15 +52,14 @@ class NativeLoader(PillowLoader):
         """Decode a batch, and submit the tasks for what is left before this one ends."""
         split, count = self._batch_plan.split, pending.request.sample_count
         rows = pending.rows[:count]
-        records: list[Pixels] = []
-        to_keep: set[int] = set()
-        for slot, row in enumerate(rows.tolist()):
-            pixels = self._images.find(row)
-            if pixels is None and self._images.has_room(row):
-                to_keep.add(slot)
-            records.append(_NOTHING if slot in to_keep else split.read(row) if pixels is None else pixels)
+        records = [self._images.find(row) for row in rows.tolist()]
+        missing = [slot for slot, record in enumerate(records) if record is None]
+        to_keep = {slot for slot in missing if self._images.has_room(int(rows[slot]))}
+        to_read = [slot for slot in missing if slot not in to_keep]
+        for slot, record in zip(to_read, self._read(rows[to_read].tolist()), strict=True):
+            records[slot] = record
         status = self._decoder.decode(
-            records,
+            [_NOTHING if record is None else record for record in records],
             split.column("height")[rows],
             split.column("width")[rows],
             pending.crops,
@@ -72,6 +71,11 @@ class NativeLoader(PillowLoader):
         self._submit(self._fill, pending, refused)
         if self._augment is not None:
             self._submit(self._augment_slots, pending, np.flatnonzero(status == 0).tolist())
+
+    def _read(self, rows: Sequence[int]) -> Iterator[Pixels]:
+        """Yield the records of these rows. Several threads read from a remote set, because each read may download."""
+        split = self._batch_plan.split
+        return self._pool.map(split.read_to_keep, rows) if split.is_remote else map(split.read_to_keep, rows)
 
     def _augment_slots(self, pending: PendingBatch, slots: Sequence[int]) -> None:
         assert self._augment is not None

@@ -5,6 +5,8 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from podscale.cli import machine_doctor, main
 from podscale.data import native
 from podscale.hardware import TPU_CHIPS
@@ -94,6 +96,12 @@ def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
     assert host_info.tpu_chips(tmp_path) == ["v5e", "v5e"]
     assert host_info.tpu_chips(tmp_path / "none") == []
     assert {chip.name for chip in TPU_CHIPS if chip.devices == 2} == {*host_info.TWO_DEVICE_CHIPS, "v2"}
+
+
+@pytest.mark.parametrize(("chip", "devices"), [("v3", 8), ("tpu7x", 8), ("v4", 4), ("v5e", 4)])
+def test_a_chip_with_two_devices_counts_twice(chip, devices, monkeypatch):
+    monkeypatch.setattr(host_info, "tpu_chips", lambda: [chip] * 4)
+    assert host_info.tpu_device_count() == devices
 
 
 def test_jax_devices_are_reported(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from podscale.config.data import Interpolation
-from podscale.data.crop import CropParams, CropParamsBatch
+from podscale.data.crop import CropParams, CropParamsBatch, evaluation_crops
 from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.native import REASONS, CropDecoder, is_available
 from tests.support.loading import needs_native, special_images
@@ -124,6 +124,17 @@ def test_both_orders_of_the_passes_are_pillows(portable) -> None:
     assert not status.any()
     for crop, image in zip(crops, images, strict=True):
         assert np.array_equal(image, expected(pixels, (210, 190), crop, SIZE, "bilinear")), crop
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 3000), (3000, 1)])
+def test_a_very_long_image_is_resized_by_its_short_side(height, width) -> None:
+    """An evaluation crop is cut out of an image that is resized to 72,000 pixels."""
+    record = as_record(encoded("4:2:0", height, width))
+    crop = evaluation_crops(np.array([width]), np.array([height]), size=SIZE, fraction=1.0)[0]
+    assert max(crop.out_width, crop.out_height) == 3000 * SIZE
+    images, status = native(CropDecoder(1), record, (height, width), [crop])
+    assert not status.any()
+    assert np.array_equal(images[0], expected(record, (height, width), crop, SIZE, "bilinear"))
 
 
 @PORTABLE

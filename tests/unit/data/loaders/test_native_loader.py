@@ -12,8 +12,10 @@ from podscale.data.decode import crop_and_resize
 from podscale.data.loaders.build_loader import open_shard_set, resolve_loader
 from podscale.data.loaders.native import NativeLoader
 from podscale.data.loaders.pillow import PillowLoader
-from tests.support.loading import document, evaluate, needs_native, open_loader, special_images
+from podscale.data.node_cache import ShardCache
+from tests.support.loading import NATIVE, document, evaluate, needs_dali, needs_native, open_loader, special_images
 from tests.support.shard_set import Sample, encode_image, image_size, smooth_pixels, varied_samples
+from tests.support.store import QUICK, serve
 
 
 @pytest.fixture
@@ -104,6 +106,22 @@ def test_what_the_extension_refuses_is_counted_by_reason(make_shard_set) -> None
     assert loader.native_refusals["format"] == 0, "what is kept is decoded by the reference path anyway"
 
 
+@pytest.mark.parametrize("loader", [NATIVE, pytest.param("dali", marks=needs_dali)])
+def test_a_remote_set_larger_than_its_cache(loader, make_shard_set, tmp_path) -> None:
+    """A batch reads nearly all of the 12 shards, of which the cache holds 8; a shard in use cannot be evicted."""
+    local = open_shard_set(str(make_shard_set(shards=12)), document())
+    sizes = sorted(shard.bytes for shard in local.manifest.splits["train"].shards)
+    with serve(tmp_path) as store:
+        cache = ShardCache(tmp_path / "cache", sum(sizes[-8:]), QUICK)
+        batches = []
+        for name, shard_set in (("reference", local), (loader, cache.open(f"{store.url}/shards"))):
+            with open_loader(document(name, batch=16), shard_set.split("train")) as loader:
+                batches.append(list(loader.batches(0, 6)))
+    if loader == "native":
+        same(*batches)
+    assert [batch.keys.tolist() for batch in batches[0]] == [batch.keys.tolist() for batch in batches[1]]
+
+
 def test_without_the_extension_the_reference_takes_over(make_shard_set, monkeypatch, caplog) -> None:
     monkeypatch.setattr(native, "_native", None)
     assert resolve_loader("auto", "cpu") == "reference"
@@ -122,7 +140,9 @@ def test_another_pillow_is_noticed(monkeypatch, caplog) -> None:
     monkeypatch.setattr(native, "crop_and_resize", resize_otherwise)
     native._has_pillows_pixels.cache_clear()
     assert resolve_loader("auto", "cpu") == "reference"
+    assert resolve_loader("native", "cpu") == "reference"
     assert "has other pixels" in caplog.text
+    assert "not installed" not in caplog.text
     monkeypatch.undo()
     native._has_pillows_pixels.cache_clear()
     assert resolve_loader("auto", "cpu") == "native"
