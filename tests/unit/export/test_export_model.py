@@ -180,10 +180,17 @@ def test_safetensors_have_the_metadata(make_run: MakeRun, photos: Path, tmp_path
         assert json.loads(file.metadata()["podscale:model.json/classes"]) == CLASSES
 
 
-def test_a_repository_has_a_folder_of_the_run_and_a_version(make_run: MakeRun, photos: Path, tmp_path: Path) -> None:
+def test_a_repository_has_a_folder_of_the_run_and_a_version(
+    make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, repository = make_run(DEPTHWISE), tmp_path / "new" / "models"
-    with pytest.raises(InputError):
-        export_model(run, ExportOptions(repository=repository, images=["no/such/folder"]))
+
+    def fail(*arguments: Any) -> None:
+        raise InputError("PyTorch cannot export this model")
+
+    with monkeypatch.context() as patch, pytest.raises(InputError):
+        patch.setattr(exported_programs, "export_onnx", fail)
+        export_model(run, ExportOptions(repository=repository, images=[str(photos)]))
     assert list(tmp_path.iterdir()) == [], "a refused export leaves no folders"
     exported = export_model(run, ExportOptions(repository=repository, images=[str(photos)]))
     assert exported.path == repository / "depthwise" / "1" / "model.onnx"

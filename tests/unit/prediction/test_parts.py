@@ -153,7 +153,7 @@ def test_parts_of_an_exported_file_are_of_this_file(model_run: Path, photos: Pat
     assert manifests[0].identity["exported_sha256"] == file_sha256(files[0])
     assert manifests[0].identity["weights_sha256"] == file_sha256(model_run / "model" / "model.safetensors")
     for other in (files[1], model_run):
-        with pytest.raises(InputError, match="has this part of another prediction: .*exported_sha256"):
+        with pytest.raises(InputError, match=r"has this part of another prediction: .*exported_sha256"):
             predict_parts(other, [photos], tmp_path / "parts", 2)
 
 
