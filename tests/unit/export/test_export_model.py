@@ -188,11 +188,13 @@ def test_a_repository_has_a_folder_of_the_run_and_a_version(
     def fail(*arguments: Any) -> None:
         raise InputError("PyTorch cannot export this model")
 
-    with monkeypatch.context() as patch, pytest.raises(InputError):
+    options = ExportOptions(repository=repository, images=[str(photos)])
+    with monkeypatch.context() as patch:
         patch.setattr(exported_programs, "export_onnx", fail)
-        export_model(run, ExportOptions(repository=repository, images=[str(photos)]))
+        with pytest.raises(InputError):
+            export_model(run, options)
     assert list(tmp_path.iterdir()) == [], "a refused export leaves no folders"
-    exported = export_model(run, ExportOptions(repository=repository, images=[str(photos)]))
+    exported = export_model(run, options)
     assert exported.path == repository / "depthwise" / "1" / "model.onnx"
     assert sorted(path.name for path in repository.rglob("*")) == ["1", "depthwise", "model.onnx", "model.onnx.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
