@@ -88,6 +88,7 @@ podscale merge-predictions parts --out rows.csv
 Exits with 1 if an image has no prediction. Nothing is deleted.""",
     "serve": """```
 podscale serve runs/digits --port 8080
+podscale serve runs/digits/export/model.onnx    # an exported file, without PyTorch
 curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg 'http://127.0.0.1:8080/predict?top=3'
 curl -F image=@a.jpg -F image=@b.jpg http://127.0.0.1:8080/predict
 ```
@@ -96,6 +97,7 @@ Exits with 0 after SIGTERM, once the accepted requests are answered. See [servin
     "export": """```
 podscale export runs/digits --preprocessing    # pixels in, probabilities out
 podscale export runs/digits --int8 --images more-photos
+podscale export runs/digits --repository models    # models/digits/1/model.onnx, for Triton and KServe
 ```
 
 Exits with 1 if the file would differ from the model; nothing is written then. See

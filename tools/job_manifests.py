@@ -127,8 +127,8 @@ def _tpus() -> list[Case]:
 def _servers() -> list[Case]:
     """Return cases of servers of a run's model."""
     scaled = ServerOptions(replicas=2, max_replicas=8)
-    claimed = replace(scaled, model="/workspace/models/digits")
-    stored = ServerOptions(model="gs://bucket/models/imagenette", serving_runtime="kserve-tritonserver")
+    claimed = replace(scaled, model="/workspace/models")
+    stored = ServerOptions(model="gs://bucket/models", serving_runtime="kserve-tritonserver")
     gpu = ("launch.hardware=nvidia-l4", *ONE_RANK[:2], *GPU)
     return [
         Case("serve/digits.deployment.yaml", "digits", "deployment", stage=SERVE, server=scaled),

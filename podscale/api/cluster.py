@@ -85,7 +85,7 @@ class ClusterRun:
         """Yield the lines of the log of rank 0, across restarts.
 
         Args:
-            stage: shard, train, evaluate or report.
+            stage: shard, train, evaluate, report, or predict.
             follow: wait for more lines until the job has ended.
             pod: name of the pod to read instead of that of rank 0.
 
@@ -111,7 +111,7 @@ class ClusterRun:
         """Stop the jobs of the run, and return their titles. Their pods save; submitting again resumes.
 
         Args:
-            stage: shard, train, evaluate or report; None: all.
+            stage: shard, train, evaluate, report, or predict; None: all.
             delete: also delete jobs that have ended, with their logs.
             wait: return when the pods are gone, or at once.
         """

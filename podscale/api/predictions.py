@@ -33,7 +33,7 @@ def predict(
     An image that has no prediction has a `failure` with its reason. Memory does not grow with the number of images.
 
     Args:
-        model: directory of a run or of a model, or the result of `train` or `run`.
+        model: directory of a run or of a model, an exported file, or the result of `train` or `run`.
         images: files, folders, tars, shard sets or fsspec URLs, one or several.
         top: classes of each prediction, best first.
         batch: images of a batch; None: 32 on a CPU, `evaluate.batch` on a GPU.

@@ -123,10 +123,14 @@ def render(
     from podscale.api.cluster import parse_stages
     from podscale.kubernetes.render.common import to_yaml
 
+    job = prediction.job(stage)
+    if stage != SERVE and server != ServerOptions():
+        hint = "Add --stage serve, or leave out --model, --replicas, --max-replicas and --serving-runtime."
+        raise InputError("only servers have these options", field="--stage", got=stage, hint=hint)
     config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
     if stage == SERVE:
         objects = render_server(config, backend, server)
-    elif (job := prediction.job(stage)) is not None:
+    elif job is not None:
         objects = render_prediction(config, job, from_cluster=defaults == CLUSTER_DEFAULTS)
     else:
         stages = parse_stages(stage)

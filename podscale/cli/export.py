@@ -23,6 +23,10 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="File to write; default: export/model.* in the run or model directory."),
     ] = None,
+    repository: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write FOLDER/RUN/1/model.onnx, as Triton and KServe read it."),
+    ] = None,
     preprocessing: Annotated[
         bool,
         typer.Option(
@@ -53,6 +57,7 @@ def export(
     options = ExportOptions(
         format=format_name,
         out=out,
+        repository=repository,
         preprocessing=preprocessing,
         int8=int8,
         images=images,

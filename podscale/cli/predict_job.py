@@ -35,7 +35,7 @@ class PredictionOptions:
 
     def job(self, stage: str) -> "PredictionJob | None":
         """Return the prediction of --stage predict; None for other stages, which refuse these options."""
-        named: dict[str, Any] = {name: value for name, value in vars(self).items() if value not in (None, False)}
+        named: dict[str, Any] = {name: value for name, value in vars(self).items() if _is_given(value)}
         if stage != "predict":
             if named:
                 option = "--plain-softmax" if "plain" in named else f"--{next(iter(named))}"
@@ -46,6 +46,11 @@ class PredictionOptions:
 
         named["calibrate"] = not named.pop("plain", False)
         return PredictionJob(**{"images": (), **named})
+
+
+def _is_given(value: Any) -> bool:
+    """Return True if the user gave the option; 0 is a value, which the job refuses."""
+    return value is not None and value is not False and value != []
 
 
 def render_prediction(config: "RunConfig", job: "PredictionJob", *, from_cluster: bool) -> "list[Manifest]":

@@ -12,7 +12,10 @@ app = typer.Typer()
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or fsspec URL of a run, or of a model.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Directory or fsspec URL of a run or of a model, or of an exported file."),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 in a pod.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port; 0: any free one, which is printed.")] = 8080,
     metrics_port: Annotated[

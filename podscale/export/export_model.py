@@ -4,6 +4,7 @@ exported = export_model("runs/digits", ExportOptions(format="onnx", preprocessin
 print(exported.path, exported.agreement.largest_difference)
 """
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,8 +26,9 @@ from podscale.prediction import onnx_runtime
 from podscale.prediction.exported_file import METADATA_FILE, ExportedClassifier, ExportMetadata, normalise
 from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
 from podscale.runs import RunDirectory
+from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
-from podscale.util.files import file_sha256
+from podscale.runs.user_code import code_of_model, imported_from
 from podscale.util.formatting import one_line
 
 CHECK_IMAGES = 1000
@@ -42,6 +44,7 @@ class ExportOptions:
     Args:
         format: key of `FORMATS`.
         out: file to write; None: export/model.SUFFIX in the run or model directory.
+        repository: folder in which REPOSITORY/RUN/1/model.onnx is written instead, as Triton and KServe read it.
         preprocessing: uint8 NHWC in and probabilities out; else normalised float32 NCHW in and logits out.
         int8: quantise weights and activations; ONNX alone.
         images: locations of images for the check and the calibration; none: the shard set, else the digits.
@@ -53,6 +56,7 @@ class ExportOptions:
 
     format: str = "onnx"
     out: Path | None = None
+    repository: Path | None = None
     preprocessing: bool = False
     int8: bool = False
     images: Sequence[str] = ()
@@ -79,11 +83,14 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
         raise InputError("an exported file already", field="MODEL", got=str(model), hint=hint)
     opened = replace(opened, config=_in_fp32(opened))
     target = _target(opened, options, chosen)
-    with _work_directory(target) as work:
+    code = code_of_model(opened.files.directory, opened.config)
+    with imported_from(code), _work_directory(target) as work:
         export = _Exporter(opened, options, work).export(target)
-        export.written.chmod(0o644)  # some writers leave it to the owner alone
-        write_report(export)
-        export.written.replace(target)
+        with _write_errors(target):
+            export.written.chmod(0o644)  # some writers leave it to the owner alone
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_report(export)
+            export.written.replace(target)
     return replace(export, written=target)
 
 
@@ -97,8 +104,7 @@ class _Exporter:
             "preprocessing": preprocessing_of(model.config),
             "inference": inference_options_of(model.config),
         }
-        weights, keeps_pixels = file_sha256(model.files.weights), options.preprocessing
-        self._metadata = ExportMetadata(description, weights, keeps_pixels, model.temperature)
+        self._metadata = ExportMetadata(description, model.weights_sha256, options.preprocessing, model.temperature)
 
     def export(self, target: Path) -> Export:
         """Write the file in the work directory and check it. The result names `target`."""
@@ -211,6 +217,10 @@ def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
     if options.preprocessing and not chosen.takes_preprocessing:
         hint = "Leave it out, or choose onnx, torch-export or torchscript."
         raise InputError("the file has weights alone", field="--preprocessing", got=options.format, hint=hint)
+    if options.repository is not None and options.format != "onnx":
+        raise InputError("takes ONNX files only", field="--repository", got=options.format, hint="Add --format onnx.")
+    if options.repository is not None and options.out is not None:
+        raise InputError("names the file already", field="--repository", hint="Leave out --out.")
     if options.out is not None and options.out.suffix != chosen.suffix:
         hint = f"End the name with {chosen.suffix}: commands know the format by it."
         raise InputError(f"not the name of a {chosen.label} file", field="--out", got=str(options.out), hint=hint)
@@ -222,29 +232,46 @@ def _in_fp32(model: PredictionModel) -> RunConfig:
 
 
 def _target(model: PredictionModel, options: ExportOptions, chosen: ExportFormat) -> Path:
-    """Return the path of the file, in a directory that exists."""
-    directory = model.files.directory
-    place = directory.parent if run_of(directory) is not None else directory
-    name = FILE_NAMES[f"{options.format}-int8" if options.int8 else options.format]
-    target = options.out or RunDirectory(place).exports / name
-    try:
-        if options.out is None:
-            target.parent.mkdir(exist_ok=True)
+    """Return the path of the file. Raises InputError if it is a directory, or that of --out does not exist."""
+    if options.repository is not None:
+        if "/" in model.files.name or model.files.name in ("", ".", ".."):
+            raise InputError("not the name of a folder", field=f"{MODEL_JSON}: run", got=model.files.name)
+        target = options.repository / model.files.name / "1" / FILE_NAMES["onnx"]
+    else:
+        name = FILE_NAMES[f"{options.format}-int8" if options.int8 else options.format]
+        target = options.out or RunDirectory(_place(model)).exports / name
+    with _write_errors(target):
+        if options.out is not None and not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such directory")
         if target.is_dir():
-            raise IsADirectoryError(21, "is a directory")
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
     return target
+
+
+def _place(model: PredictionModel) -> Path:
+    """Return the directory of the model's run, or that of a model without one."""
+    directory = model.files.directory
+    run = run_of(directory)
+    if run is None:
+        return directory
+    return directory.parent if directory.parent.resolve() == run.path else run.path  # of a link, or of `.`
 
 
 @contextmanager
 def _work_directory(target: Path) -> Iterator[Path]:
-    """Make a directory beside the target, which is removed at the end."""
-    try:
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error
+    """Make a directory in the nearest one to the target that exists; it is removed at the end."""
+    with _write_errors(target):
+        place = next(parent for parent in target.parents if parent.exists())
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=place))
     try:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field="--out", got=str(target)) from error

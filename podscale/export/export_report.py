@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ class Export:
             "temperature": self.metadata.temperature,
             "opset": self.opset,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "packages": {"podscale": VERSION, **{name: version(name) for name in packages}},
+            "packages": {"podscale": VERSION, **{name: str(import_module(name).__version__) for name in packages}},
             "check": asdict(self.agreement),
             "check_fp32": asdict(self.fp32) if self.fp32 is not None else None,
             "calibration": self.calibration,

@@ -17,7 +17,7 @@ from podscale.util.formatting import one_line
 
 FIELD = "export.mlflow_model"
 ARTIFACT_PATH = "podscale-export"
-"""Folder of the files in the artifacts of the MLflow run."""
+"""Folder of the exports in the artifacts of the MLflow run; each version has a folder of its own in it."""
 FILES_TAG = "file_sha256"
 """Tag of a version with the hashes of its files, as JSON."""
 IDENTITY_TAG = "metadata_sha256"
@@ -54,10 +54,11 @@ def _register(client: Any, config: RunConfig, name: str, exports: Sequence[Expor
     if not known:
         client.create_registered_model(name)
     run_id = _mlflow_run(client, config)
+    folder = f"{ARTIFACT_PATH}/{tags[IDENTITY_TAG][:12]}"  # later versions must not replace its files
     for export in exports:
         for path in (export.path, export.report):
-            client.log_artifact(run_id, str(path), ARTIFACT_PATH)
-    source = f"{client.get_run(run_id).info.artifact_uri}/{ARTIFACT_PATH}"
+            client.log_artifact(run_id, str(path), folder)
+    source = f"{client.get_run(run_id).info.artifact_uri}/{folder}"
     version = client.create_model_version(name, source, run_id, tags=tags, description=config.run.id)
     return f"MLflow: version {version.version} of {name} at {client.tracking_uri}"
 

@@ -79,7 +79,7 @@ class ExportMetadata:
                 strings["podscale:quantization"],
             )
             _ = described["run"], described["classes"], described["architecture"], described["preprocessing"]
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             raise InputError(f"damaged metadata ({error})", field=str(path), hint=hint) from error
         return metadata
 
@@ -157,5 +157,5 @@ def _torch_metadata(path: Path) -> dict[str, str]:
             return dict(json.loads(archive.read(names[0]))) if names else {}
     except FileNotFoundError as error:
         raise InputError("there is no such file", field=str(path)) from error
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:  # of zip files of any origin
         raise InputError(f"cannot be read: {one_line(str(error))}", field=str(path)) from error

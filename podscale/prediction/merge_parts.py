@@ -129,7 +129,7 @@ def _rows(folder: Path, manifest: PartManifest) -> Iterator[Prediction]:
         damaged = digest.hexdigest() != manifest.sha256 or rows != manifest.rows
     except FileNotFoundError:
         raise InputError("the rows of this part are missing", field=str(path), hint=_AGAIN) from None
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):  # lines that are no JSON, or no rows
         damaged = True
     if damaged:
         raise InputError("not the rows that the part's manifest describes", field=str(path), hint=_AGAIN)

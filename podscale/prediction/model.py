@@ -16,9 +16,12 @@ from podscale.evaluation.evaluation_json import read_evaluation
 from podscale.prediction import onnx_runtime
 from podscale.prediction.exported_file import ExportedClassifier, ExportedFile, is_exported_file
 from podscale.runs.model_files import EvaluatedModel, find_model_directory, read_model, run_document_of, run_of
-from podscale.runs.user_code import code_of_model, imported_from
+from podscale.runs.user_code import MODEL_CODE, code_of_model, imported_from
 from podscale.util.files import file_sha256
-from podscale.util.formatting import printable
+from podscale.util.formatting import one_line, printable
+
+TOP_FILES = ("config.yaml", "evaluation.json", MODEL_CODE)
+"""Files that a prediction reads at the top of a run or model directory, besides model.*."""
 
 
 class Classifier(Protocol):
@@ -47,6 +50,19 @@ class PredictionModel:
     def classes(self) -> Sequence[str]:
         """Class names in index order, fit for any output."""
         return [printable(name) for name in self.files.description["classes"]]
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Hash of the weights; of an exported file, of those that it was exported from.
+
+        Raises InputError if they cannot be read.
+        """
+        return _weights_sha256(self.files) if self.exported is None else self.exported.metadata.weights_sha256
+
+    @cached_property
+    def exported_sha256(self) -> str | None:
+        """Hash of an exported file, whose int8 form has other rows; None for a directory."""
+        return None if self.exported is None else file_sha256(self.exported.path)
 
 
 def open_model(path: str | Path, *, calibrate: bool = True) -> PredictionModel:
@@ -86,7 +102,20 @@ def _open_exported(exported: ExportedFile, *, calibrate: bool) -> PredictionMode
     """Return the model of an exported file, with the document that its metadata describe."""
     files = EvaluatedModel(exported.path, dict(exported.metadata.description))
     temperature = exported.metadata.temperature if calibrate else None
-    return PredictionModel(files, run_document_of(files), temperature, exported)
+    try:
+        model = PredictionModel(files, run_document_of(files), temperature, exported)
+        _ = model.classes
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # the file may be from anywhere
+        raise InputError(f"damaged metadata ({one_line(str(error))})", field=str(exported.path)) from error
+    return model
+
+
+def _weights_sha256(files: EvaluatedModel) -> str:
+    try:
+        return file_sha256(files.weights)
+    except OSError as error:
+        problem = f"the weights cannot be read: {error.strerror}"
+        raise InputError(problem, field=str(files.weights), hint="Copy the model directory as a whole.") from error
 
 
 def _fitted_temperature(files: EvaluatedModel) -> float | None:
@@ -95,6 +124,6 @@ def _fitted_temperature(files: EvaluatedModel) -> float | None:
     if run is None or not run.evaluation.exists():
         return None
     evaluation = read_evaluation(run.evaluation)
-    if evaluation.identity.model_sha256 != file_sha256(files.weights):
+    if evaluation.identity.model_sha256 != _weights_sha256(files):
         return None
     return evaluation.calibration.temperature

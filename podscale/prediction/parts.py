@@ -98,7 +98,8 @@ def identity_of(predictor: Predictor, images: ImageList, parts: int) -> dict[str
     identity = {
         "images": images.images,
         "list_sha256": images.sha256,
-        "weights_sha256": file_sha256(model.files.weights),
+        "weights_sha256": model.weights_sha256,
+        "exported_sha256": model.exported_sha256,
         "classes_sha256": classes_sha256(model.files.description["classes"]),
         "preprocessing": preprocessing_of(model.config),
         "inference": inference_options_of(model.config),

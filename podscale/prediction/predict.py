@@ -25,7 +25,7 @@ def predict(
     """Yield the prediction of every image, in order. Raises InputError before the first if a model or image is missing.
 
     Args:
-        model: directory of a run or of a model.
+        model: directory of a run or of a model, or an exported file.
         images: files, folders, tars, shard sets and fsspec URLs; `-` for the list in `lines`.
         lines: one path or URL of an image each; None: standard input.
         progress: gets the progress, at most ten times a second.

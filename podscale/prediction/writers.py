@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -115,7 +116,8 @@ def check_directory(path: Path, option: str) -> None:
 @contextmanager
 def open_writer(path: Path, top: int) -> Iterator[Writer]:
     """Open a writer by the suffix of `path`, which appears complete at the end of the block, or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Two pods may write one file for a while, and processes of containers have the same ids.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with _open_part(part, path.suffix, top) as writer:
             yield writer

@@ -122,8 +122,12 @@ def export_torchscript(
 
 
 def write_weights(source: Path, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write the weights of a safetensors file with metadata in its header."""
-    save_file(load_file(source), path, metadata={"format": "pt", **metadata})
+    """Write the weights of a safetensors file with metadata in its header. Raises InputError if it is damaged."""
+    try:
+        weights = load_file(source)
+    except Exception as error:  # safetensors has an error of its own, in no common base
+        raise InputError(f"cannot read the trained model: {first_line(error)}", field=str(source)) from error
+    save_file(weights, path, metadata={"format": "pt", **metadata})
 
 
 def load_program(path: Path, format_name: str, index: int = 0) -> InferenceFunction:

@@ -20,7 +20,6 @@ from podscale.serving.options import ServeOptions
 from podscale.serving.service import ClassificationService, status_of
 from podscale.serving.uploads import MULTIPART, RequestError, media_type
 from podscale.telemetry.server import CONTENT_TYPE
-from podscale.util.files import file_sha256
 from podscale.version import VERSION
 
 CLIENT_CLOSED = 499
@@ -65,7 +64,8 @@ def describe_model(service: ClassificationService) -> dict[str, Any]:
         "classes": list(model.classes),
         "image_size": service.image_size,
         "temperature": model.temperature,
-        "weights": file_sha256(model.files.weights),
+        "weights": model.weights_sha256,
+        "exported": model.exported_sha256,
         "podscale": VERSION,
     }
 

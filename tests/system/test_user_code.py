@@ -1,4 +1,4 @@
-"""A model of the user's own code in a run of two processes, and its predictions where the code is gone."""
+"""A model of the user's own code in a run of two processes, its predictions and its export where the code is gone."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import podscale
+from podscale.export.export_model import ExportOptions, export_model
 from tests.support.refusals import refused
 
 MODEL = """
@@ -63,6 +64,9 @@ def test_code_travels_with_the_run_and_its_model(tmp_path: Path) -> None:
     images = f"{shards.location}/validation"
     here, elsewhere = (list(podscale.predict(model, images, limit=5)) for model in (run, tmp_path / "elsewhere"))
     assert here == elsewhere
+    for model in (run.directory, tmp_path / "elsewhere"):
+        options = ExportOptions(format="torchscript", out=tmp_path / "model.torchscript", images=[images], limit=5)
+        assert export_model(model, options).agreement.top1_equal == 5
     (tmp_path / "elsewhere" / "code.tar").unlink()
     with refused("my_net", "launch.code", field="model.name"):
         next(podscale.predict(tmp_path / "elsewhere", images))

@@ -51,7 +51,7 @@ def _storage_uri(spec: ServingSpec) -> str:
     """Return the URL that KServe's storage initializer copies; a path is that of a volume claim."""
     model = spec.options.model
     if model is None:
-        hint = f"Name a folder or URL with {spec.pods.run}/1/model.onnx, which `podscale export` writes."
+        hint = f"Name a folder or URL with {spec.pods.run}/1/model.onnx, as `podscale export --repository` writes it."
         raise InputError("KServe's runtimes read a model repository", field="--model", hint=hint)
     if Location.parse(model).is_remote:
         return model

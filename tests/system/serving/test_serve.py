@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podscale.export.export_model import ExportOptions, export_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictOptions
 from podscale.prediction.writers import row_of
@@ -266,6 +267,19 @@ def test_processes_share_the_port_and_stop_together(run: Path, tmp_path: Path) -
         ended = server.command.end()
     assert ended.code == 128 + signal.SIGKILL
     assert not any(map(is_alive, children))
+
+
+def test_an_exported_file_is_served_with_its_own_rows(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    export_model(run, ExportOptions(out=file, preprocessing=True, limit=3))
+    (path,) = write_photographs(tmp_path, 1)
+    (row,) = map(row_of, predict(file, [str(path)]))
+    with running_server(file, tmp_path) as server:
+        served, answer = server.predict(path.read_bytes()).row, server.request("GET", "/").json
+    np.testing.assert_allclose(served.pop("probabilities"), row.pop("probabilities"), atol=1.5e-6)
+    assert served == {**row, "image": ""}
+    assert (answer["model"], answer["exported"]) == ("small", file_sha256(file))
+    assert answer["weights"] == file_sha256(run / "model" / "model.safetensors")
 
 
 def _cmdline(pid: int) -> bytes:

@@ -84,7 +84,9 @@ def test_a_run_registers_its_files_once(server: str, tmp_path: Path, capsys: pyt
     assert (version.tags["run"], version.tags["weights_sha256"]) == ("small", report["weights_sha256"])
     assert version.tags["formats"] == "safetensors,torchscript"
     assert version.run_id == json.loads((run.trackers / "mlflow.json").read_text())["id"]
-    fetched = Path(client.download_artifacts(version.run_id, "podscale-export", str(tmp_path)))
+    folder = f"podscale-export/{version.tags['metadata_sha256'][:12]}"
+    assert version.source.endswith(f"/{folder}")
+    fetched = Path(client.download_artifacts(version.run_id, folder, str(tmp_path)))
     for name in ("model.safetensors", "model.torchscript", "model.torchscript.json"):
         assert (fetched / name).read_bytes() == (run.exports / name).read_bytes()
 
@@ -95,6 +97,10 @@ def test_a_run_registers_its_files_once(server: str, tmp_path: Path, capsys: pyt
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     local.export(config, str(shards))
     assert "version 2 of digits classifier" in capsys.readouterr().out
+    (tmp_path / "again").mkdir()
+    again = Path(client.download_artifacts(version.run_id, folder, str(tmp_path / "again")))
+    name = "model.safetensors"
+    assert (again / name).read_bytes() == (fetched / name).read_bytes() != (run.exports / name).read_bytes()
 
 
 def test_a_server_that_is_away_fails_the_stage_after_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

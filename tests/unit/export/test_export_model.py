@@ -5,11 +5,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
@@ -149,6 +151,16 @@ def test_an_onnx_file_describes_itself(pixels_file: Export, make_run: MakeRun, p
     assert_same_rows(pixels_file.path, run, photos, PredictOptions(top=2, calibrate=False, batch=1), 3e-2)
 
 
+def test_the_report_names_a_runtime_of_any_distribution(pixels_file: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime is also the module of onnxruntime-gpu."""
+
+    def fail(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", fail)
+    assert pixels_file.to_json()["packages"]["onnxruntime"] == onnxruntime.__version__
+
+
 def test_predictions_of_an_onnx_file_need_no_torch(pixels_file: Export, photos: Path) -> None:
     program = (
         "import sys; from podscale.prediction.predict import predict\n"
@@ -166,6 +178,59 @@ def test_safetensors_have_the_metadata(make_run: MakeRun, photos: Path, tmp_path
     with safe_open(exported.path, "np") as file, safe_open(run / "model" / "model.safetensors", "np") as weights:
         assert set(file.keys()) == set(weights.keys())
         assert json.loads(file.metadata()["podscale:model.json/classes"]) == CLASSES
+
+
+def test_a_repository_has_a_folder_of_the_run_and_a_version(
+    make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, repository = make_run(DEPTHWISE), tmp_path / "new" / "models"
+
+    def fail(*arguments: Any) -> None:
+        raise InputError("PyTorch cannot export this model")
+
+    options = ExportOptions(repository=repository, images=[str(photos)])
+    with monkeypatch.context() as patch:
+        patch.setattr(exported_programs, "export_onnx", fail)
+        with pytest.raises(InputError):
+            export_model(run, options)
+    assert list(tmp_path.iterdir()) == [], "a refused export leaves no folders"
+    exported = export_model(run, options)
+    assert exported.path == repository / "depthwise" / "1" / "model.onnx"
+    assert sorted(path.name for path in repository.rglob("*")) == ["1", "depthwise", "model.onnx", "model.onnx.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_the_run_of_a_repository_is_one_folder(make_run: MakeRun, tmp_path: Path) -> None:
+    shutil.copytree(make_run(DEPTHWISE) / "model", tmp_path / "model")
+    description = json.loads((tmp_path / "model" / "model.json").read_text())
+    (tmp_path / "model" / "model.json").write_text(json.dumps({**description, "run": "../../elsewhere"}))
+    with pytest.raises(InputError) as refusal:
+        export_model(tmp_path / "model", ExportOptions(repository=tmp_path / "models"))
+    assert refusal.value.got == "../../elsewhere"
+
+
+def test_the_directory_of_the_run_is_found_from_inside(
+    make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "depthwise"
+    shutil.copytree(make_run(DEPTHWISE), run)
+    monkeypatch.chdir(run / "model")
+    exported = export_model(".", ExportOptions(format="safetensors", images=[str(photos)]))
+    assert exported.path == run / "export" / "model.safetensors"
+
+
+def test_missing_and_damaged_weights_are_refused(make_run: MakeRun, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(make_run(DEPTHWISE), tmp_path / "run")
+    weights = tmp_path / "run" / "model" / "model.safetensors"
+    for content in (None, b"x"):
+        weights.unlink()
+        if content is not None:
+            weights.write_bytes(content)
+        for case in ("safetensors", "torchscript"):
+            with pytest.raises(InputError) as refusal:
+                export_model(tmp_path / "run", ExportOptions(format=case, images=[str(photos)]))
+            assert refusal.value.field == str(weights)
+        weights.touch()
 
 
 def test_int8_is_measured_on_the_runs_own_images(tmp_path: Path) -> None:
@@ -234,6 +299,8 @@ def test_a_constant_batch_is_refused(tmp_path: Path, photos: Path) -> None:
         (ExportOptions(format="onnx", out=Path("no/such/folder/model.onnx")), "--out"),
         (ExportOptions(format="torchscript", images=["no/such/folder"]), "no/such/folder"),
         (ExportOptions(limit=0), "--limit"),
+        (ExportOptions(format="torchscript", repository=Path("models")), "--repository"),
+        (ExportOptions(out=Path("model.onnx"), repository=Path("models")), "--repository"),
     ],
 )
 def test_unusable_options_are_refused(options: ExportOptions, field: str, make_run: MakeRun) -> None:
@@ -279,7 +346,16 @@ def test_files_that_are_no_export_are_refused(suffix: str, pixels_file: Export, 
 def test_a_foreign_or_newer_file_is_refused(pixels_file: Export, photos: Path, tmp_path: Path) -> None:
     file = onnx.load(str(pixels_file.path))
     values = {entry.key: entry.value for entry in file.metadata_props}
-    for changed in ({}, {**values, "podscale:format": "podscale-export-9"}, {"podscale:format": "podscale-export-1"}):
+    preprocessing, architecture = (f"podscale:model.json/{name}" for name in ("preprocessing", "architecture"))
+    for changed in (
+        {},
+        {**values, "podscale:format": "podscale-export-9"},
+        {"podscale:format": "podscale-export-1"},
+        {**values, preprocessing: "[]"},
+        {**values, preprocessing: '{"crop_fraction": "wide"}'},
+        {**values, architecture: '{"name": "no such network"}'},
+        {**values, "podscale:model.json/classes": "3"},
+    ):
         onnx.helper.set_model_props(file, changed)
         onnx.save(file, str(tmp_path / "a.onnx"))
         with pytest.raises(InputError) as refusal:

@@ -132,6 +132,11 @@ def test_options_of_a_prediction_belong_to_its_stage(capsys: pytest.CaptureFixtu
         assert_error(main(["render", "digits", *SET, *option]), capsys.readouterr().err, field=option[0])
 
 
+def test_zero_is_refused_and_not_taken_for_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--parts", "--top", "--batch"):
+        assert_error(main(["render", "digits", *SET, *PREDICT, option, "0"]), capsys.readouterr().err, field=option)
+
+
 def test_submit_creates_one_job_which_status_and_stop_find(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,11 +9,14 @@ import pytest
 
 from podscale.cli import main
 from podscale.errors import InputError
+from podscale.export.export_model import ExportOptions, export_model
 from podscale.prediction import parts
 from podscale.prediction.merge_parts import merge_parts
 from podscale.prediction.parts import Part, PartManifest, parse_part, predict_part
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictOptions, Predictor
+from podscale.prediction.writers import row_of
+from podscale.util.files import file_sha256
 from tests.support.prediction import photograph, write_photographs
 
 BATCH = 2
@@ -102,7 +105,7 @@ def test_rows_that_were_damaged_or_lost_are_predicted_again(model_run: Path, pho
     first, second = predict_parts(model_run, [photos], folder, 2)
     rows = parts.rows_path(folder, Part(1, 2))
     good = rows.read_bytes()
-    for damaged in (good[:-10], good.replace(b"ant", b"bee"), b"", b"no JSON\n"):
+    for damaged in (good[:-10], good.replace(b"ant", b"bee"), b"", b"no JSON\n", b"[1]\n"):
         rows.write_bytes(damaged)
         with pytest.raises(InputError, match=r"part-00001-of-00002\.jsonl: not the rows that the part's manifest"):
             merge_parts(folder, tmp_path / "rows.jsonl")
@@ -134,6 +137,24 @@ def test_a_part_of_another_prediction_is_refused(model_run: Path, photos: Path, 
     ):
         with pytest.raises(InputError, match=f"has this part of another prediction: {names} differ"):
             predict_part(Predictor.open(run, [str(place)], changed), Part(0, 2), folder)
+
+
+def test_parts_of_an_exported_file_are_of_this_file(model_run: Path, photos: Path, tmp_path: Path) -> None:
+    """Two files of the same weights may have other last digits."""
+    files = [tmp_path / name for name in ("logits.torchscript", "probabilities.torchscript")]
+    for file in files:
+        options = ExportOptions(format="torchscript", out=file, images=[str(photos)], preprocessing=file == files[1])
+        export_model(model_run, options)
+    manifests = predict_parts(files[0], [photos], tmp_path / "parts", 2)
+    merge_parts(tmp_path / "parts", tmp_path / "rows.jsonl")
+    rows = [json.loads(line)["probabilities"] for line in (tmp_path / "rows.jsonl").open()]
+    expected = [row_of(row)["probabilities"] for row in predict(files[0], [str(photos)], PredictOptions(batch=BATCH))]
+    assert rows == expected
+    assert manifests[0].identity["exported_sha256"] == file_sha256(files[0])
+    assert manifests[0].identity["weights_sha256"] == file_sha256(model_run / "model" / "model.safetensors")
+    for other in (files[1], model_run):
+        with pytest.raises(InputError, match=r"has this part of another prediction: .*exported_sha256"):
+            predict_parts(other, [photos], tmp_path / "parts", 2)
 
 
 def test_a_merge_names_the_parts_of_another_prediction(model_run: Path, photos: Path, tmp_path: Path) -> None:

@@ -61,6 +61,19 @@ def test_nothing_appears_after_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_writers_of_one_file_do_not_mix_their_rows(tmp_path: Path) -> None:
+    """Two pods may join the same parts at once, and the first process of every container has the same id."""
+    path = tmp_path / "out.jsonl"
+    with open_writer(path, 2) as one:
+        one.write(ROWS[0])
+        with open_writer(path, 2) as other:
+            other.write(ROWS[1])
+        assert [json.loads(line) for line in path.open()] == [row_of(ROWS[1])]
+        one.write(ROWS[1])
+    assert [json.loads(line) for line in path.open()] == [row_of(row) for row in ROWS]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_unusable_outputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podscale.prediction.writers.find_spec", lambda name: None)
     for path in (tmp_path / "out.txt", tmp_path / "no" / "out.csv", tmp_path / "out.parquet"):

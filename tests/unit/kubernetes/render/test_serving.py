@@ -12,6 +12,7 @@ from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.serving.options import ServeOptions
 from tests.support import crds
+from tests.support.outcomes import assert_error
 from tests.support.pod_security import violations
 from tools.job_manifests import GPU, JAX, ONE_RANK, VOLUME
 
@@ -156,6 +157,11 @@ def test_bad_options_are_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError) as error:
         objects(**options)
     assert str(error.value).startswith(problem)
+
+
+def test_options_of_other_stages_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, field in ((["--replicas", "3"], "--stage"), (["--stage", "serve", "--images", "/x"], "--images")):
+        assert_error(main(["render", "digits", *options]), capsys.readouterr().err, field=field)
 
 
 def test_tpus_are_refused() -> None:
