@@ -70,7 +70,9 @@ class ClusterJobs:
     def wait(self, out: TextIO, *, stop_on_signal: bool = False) -> None:
         """Follow the jobs to their end, and submit each further stage. Raises the error of the one that failed."""
         if self.config is None:
-            results = (self._wait_for(entry, LinePrinter(out)) for entry in self.entries())
+            if not (entries := self.entries()):
+                raise InputError(f"no job in namespace {self.api.namespace}", field=f"run {self.run}")
+            results = (self._wait_for(entry, LinePrinter(out)) for entry in entries)
         else:
             results = (self._run_stage(self.config, stage, out, stop_on_signal) for stage in self._stages)
         for result in results:

@@ -26,6 +26,7 @@ from podscale.prediction.exported_file import METADATA_FILE, ExportedClassifier,
 from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
 from podscale.runs import RunDirectory
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
+from podscale.runs.user_code import code_of_model, imported_from
 from podscale.util.files import file_sha256
 from podscale.util.formatting import one_line
 
@@ -79,7 +80,8 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
         raise InputError("an exported file already", field="MODEL", got=str(model), hint=hint)
     opened = replace(opened, config=_in_fp32(opened))
     target = _target(opened, options, chosen)
-    with _work_directory(target) as work:
+    code = code_of_model(opened.files.directory, opened.config)
+    with _work_directory(target) as work, imported_from(code):
         export = _Exporter(opened, options, work).export(target)
         export.written.chmod(0o644)  # some writers leave it to the owner alone
         write_report(export)

@@ -9,10 +9,11 @@ from podscale.data.sources.base import decode_name
 from podscale.data.sources.storage import open_storage
 from podscale.errors import InputError
 from podscale.prediction.model import PredictionModel, open_model
+from podscale.runs.user_code import MODEL_CODE
 from podscale.util.locations import Location
 
-RUN_FILES = (b"config.yaml", b"evaluation.json")
-"""Files of a run directory beside the model that a prediction reads."""
+READ_FILES = (b"config.yaml", b"evaluation.json", MODEL_CODE.encode())
+"""Files of a run or model directory that a prediction reads, besides the model's own."""
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def _copy_model(location: str, target: Path) -> None:
         storage = open_storage(location)
         for file in storage.files():
             folder, _, name = file.path.rpartition(b"/")
-            if folder == b"model" or (not folder and (name in RUN_FILES or name.startswith(b"model."))):
+            if folder == b"model" or (not folder and (name in READ_FILES or name.startswith(b"model."))):
                 copy = target / decode_name(file.path)
                 copy.parent.mkdir(exist_ok=True)
                 copy.write_bytes(storage.read(file.path))

@@ -89,6 +89,11 @@ def test_wait_raises_the_error_of_the_stage(training: FakeCluster) -> None:
         podscale.attach("r1").wait()
 
 
+def test_wait_for_a_run_without_jobs_is_refused(cluster: FakeCluster) -> None:
+    with refused(field="run r2"):
+        podscale.attach("r2").wait()
+
+
 def test_stop_deletes_the_job(training: FakeCluster) -> None:
     run = podscale.attach("r1")
     assert run.stop(wait=False) == ["PyTorchJob r1"]
