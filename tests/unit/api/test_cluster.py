@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import podscale
+from podscale.kubernetes import run_stage
 from tests.support.cluster_objects import condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.refusals import refused
@@ -76,6 +77,33 @@ def test_a_followed_log_ends_with_its_job(training: FakeCluster) -> None:
         training.put("pods", pod(index, phase="Succeeded", state=terminated(0)))
     training.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
     assert list(lines) == ["last words"]
+
+
+def test_a_log_that_is_no_longer_read_is_not_followed(training: FakeCluster) -> None:
+    earlier = set(threading.enumerate())
+    lines = podscale.attach("r1").logs(follow=True)
+    next(lines)
+    (follower,) = (thread for thread in set(threading.enumerate()) - earlier if thread.name == "log of a pod")
+    lines.close()  # as a loop that breaks
+    training.say("r1-worker-0", "one more line")
+    follower.join(10)
+    assert not follower.is_alive()
+
+
+def test_a_stop_of_the_wait_deletes_the_job_if_asked_to(
+    training: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_stage, "wait_for_job", interrupt)
+    run = podscale.attach("r1")
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert len(run.status()) == 1
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(stop_on_signal=True)
+    assert run.status() == []
 
 
 def test_wait_raises_the_error_of_the_stage(training: FakeCluster) -> None:
