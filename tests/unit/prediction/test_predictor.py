@@ -63,8 +63,9 @@ def test_several_inputs_a_limit_and_the_number_of_classes(
 ) -> None:
     inputs = [str(photos / "b"), str(photos / "a"), "-"]
     again = list(predict(model_run, inputs, PredictOptions(top=2, limit=24), lines=[f"{photos}/a/0000.jpg\n"] * 5))
-    expected = [*rows[11:23], *rows[:11], rows[0]]
-    assert_same_rows(again, [replace(row, classes=row.classes[:2], probabilities=row.probabilities[:2]) for row in expected])
+    named = [*rows[11:23], *rows[:11], rows[0]]
+    expected = [replace(row, classes=row.classes[:2], probabilities=row.probabilities[:2]) for row in named]
+    assert_same_rows(again, expected)
     (most,) = predict(model_run, [str(photos)], PredictOptions(top=99, limit=1))
     assert sorted(most.classes) == CLASSES
     assert sum(most.probabilities) == pytest.approx(1)

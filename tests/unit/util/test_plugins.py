@@ -54,7 +54,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The example package on the import path, with the metadata of an installation."""
     groups = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["entry-points"]
-    lines = [f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in groups[group].items()) for group in groups]
+    lines = []
+    for group, entries in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     write_distribution(tmp_path, "podscale-example", "1.0", "\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(PACKAGE))
