@@ -9,10 +9,9 @@ from podscale.data.sources.base import decode_name
 from podscale.data.sources.storage import open_storage
 from podscale.errors import InputError
 from podscale.prediction.model import PredictionModel, open_model
-from podscale.runs.user_code import MODEL_CODE
 from podscale.util.locations import Location
 
-READ_FILES = (b"config.yaml", b"evaluation.json", MODEL_CODE.encode())
+READ_FILES = (b"config.yaml", b"evaluation.json", b"code.tar")
 """Files of a run or model directory that a prediction reads, besides the model's own."""
 
 
