@@ -90,9 +90,7 @@ def test_a_log_that_is_no_longer_read_is_not_followed(training: FakeCluster) -> 
     assert not follower.is_alive()
 
 
-def test_a_stop_of_the_wait_deletes_the_job_if_asked_to(
-    training: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_of_the_wait_deletes_the_job_if_asked_to(training: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
@@ -111,6 +109,7 @@ def test_wait_raises_the_error_of_the_stage(training: FakeCluster) -> None:
     def fail() -> None:
         training.put("pods", pod(0, phase="Failed", state=terminated(76, "rank 1 makes no progress")))
         training.put("pytorchjobs", job(status={"conditions": [condition("Failed")]}))
+        training.hang_up("r1-worker-0")
 
     threading.Timer(0.2, fail).start()
     with pytest.raises(podscale.HangDetected, match="makes no progress"):
