@@ -25,7 +25,6 @@ from podscale.version import RELEASE
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-CHART = ROOT / "charts" / "podscale"
 LOCKED = ROOT / "requirements" / "run.txt"
 """Requirements that the SBOM lists: those of every run, with PyTorch, GPUs and a cluster."""
 CHECKSUMS = "SHA256SUMS"
@@ -90,14 +89,9 @@ def set_times(archive: Path, epoch: int) -> None:
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as target,
     ):
         for member in sorted(source.getmembers(), key=lambda member: member.name):
-            member.mtime, member.uid, member.gid, member.uname, member.gname, member.pax_headers = (
-                epoch,
-                0,
-                0,
-                "",
-                "",
-                {},
-            )
+            member.mtime, member.pax_headers = epoch, {}
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             target.addfile(member, source.extractfile(member) if member.isfile() else None)
     part.replace(archive)

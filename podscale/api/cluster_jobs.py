@@ -11,7 +11,7 @@ from podscale.errors import InputError, error_from_exit_code
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, wait_until_gone
 from podscale.kubernetes.job_spec import JobStage
-from podscale.kubernetes.job_watcher import JobObserver, wait_for_job
+from podscale.kubernetes.job_watcher import JobObserver
 from podscale.kubernetes.jobs import JobEntry, list_jobs, stop_jobs
 from podscale.kubernetes.logs import ContainerLog, LogFollower, PodChooser, first_pod, newest_pod_named
 from podscale.kubernetes.resources import KubernetesObject, name_of, title_of
@@ -19,11 +19,12 @@ from podscale.kubernetes.run_stage import (
     JobResult,
     LinePrinter,
     build_manifests,
+    follow_job,
     job_result,
     run_stage,
     submit_stage,
 )
-from podscale.kubernetes.submit import dry_run_job
+from podscale.kubernetes.submit import Submission, dry_run_job
 from podscale.runs.stage_outcomes import STAGES, StageName
 from podscale.util.formatting import printable
 
@@ -70,7 +71,9 @@ class ClusterJobs:
     def wait(self, out: TextIO, *, stop_on_signal: bool = False) -> None:
         """Follow the jobs to their end, and submit each further stage. Raises the error of the one that failed."""
         if self.config is None:
-            results = (self._wait_for(entry, LinePrinter(out)) for entry in self.entries())
+            if not (entries := self.entries()):
+                raise InputError(f"no job in namespace {self.api.namespace}", field=f"run {self.run}")
+            results = (self._wait_for(entry, LinePrinter(out), stop_on_signal) for entry in entries)
         else:
             results = (self._run_stage(self.config, stage, out, stop_on_signal) for stage in self._stages)
         for result in results:
@@ -81,12 +84,12 @@ class ClusterJobs:
     def _run_stage(self, config: RunConfig, stage: StageName, out: TextIO, stop_on_signal: bool) -> JobResult:
         return run_stage(config, stage, self._shard_set, out=out, stop_on_signal=stop_on_signal)
 
-    def _wait_for(self, entry: JobEntry, printer: LinePrinter) -> JobResult:
-        state = entry.state
-        if not state.is_finished:
-            api = self.api.with_retry(retry.UNATTENDED, printer.notify)
-            state = wait_for_job(api, entry.job, print_line=printer.line, notify=printer.notify)
-        return job_result(cast(JobStage, entry.stage), state)
+    def _wait_for(self, entry: JobEntry, printer: LinePrinter, stop_on_signal: bool) -> JobResult:
+        stage = cast(JobStage, entry.stage)
+        if entry.state.is_finished:
+            return job_result(stage, entry.state)
+        api = self.api.with_retry(retry.UNATTENDED, printer.notify)
+        return follow_job(api, Submission("adopted", entry.job), stage, printer, stop_on_signal=stop_on_signal)
 
     def entries(self, stage: str | None = None) -> list[JobEntry]:
         """Return the jobs with their pods, oldest first."""
@@ -116,8 +119,10 @@ class ClusterJobs:
 
     def _follow_log(self, entry: JobEntry, choose: PodChooser, notify: Notify) -> Iterator[str]:
         api, lines = self.api.with_retry(retry.UNATTENDED, notify), queue.SimpleQueue[str]()
-        with closing(JobObserver(api, entry.job)) as observer:
-            follower = LogFollower(api, observer.pods, lines.put, notify, choose)
+        with (
+            closing(JobObserver(api, entry.job)) as observer,
+            closing(LogFollower(api, observer.pods, lines.put, notify, choose)) as follower,
+        ):
             next_check = 0.0
             while time.monotonic() < next_check or not observer.state().is_finished:
                 if time.monotonic() >= next_check:

@@ -94,7 +94,8 @@ def loads(text: str, name: str = "document", overrides: Overrides = (), defaults
     """Load a run document from text; `name` is the name of the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
-    return record_code(record_plugins(_validate(RunConfig, values, origins)))
+    names_code = "launch.code" in origins.overrides and "run.code" not in origins.overrides
+    return record_code(record_plugins(_validate(RunConfig, values, origins)), anew=names_code)
 
 
 def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:

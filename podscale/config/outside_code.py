@@ -56,12 +56,17 @@ def record_plugins(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"run": config.run.model_copy(update={"plugins": plugins})})
 
 
-def record_code(config: RunConfig) -> RunConfig:
-    """Return the document with the hash of the code in launch.code; one that is recorded stays."""
-    if config.launch.code is None or config.run.code is not None:
+def record_code(config: RunConfig, *, anew: bool = False) -> RunConfig:
+    """Return the document with the hash of the code in launch.code; one that is recorded stays.
+
+    Args:
+        anew: replace a recorded hash, too, if the folder exists.
+    """
+    if config.launch.code is None or (config.run.code is not None and not (anew and Path(config.launch.code).is_dir())):
         return config
-    sha256 = pack_code(Path(config.launch.code)).sha256
-    return config.model_copy(update={"run": config.run.model_copy(update={"code": sha256})})
+    run = config.run.model_copy(update={"code": pack_code(Path(config.launch.code)).sha256})
+    launch = config.launch.model_copy(update={"code_bundle": None}) if config.launch.code_bundle else config.launch
+    return config.model_copy(update={"run": run, "launch": launch})
 
 
 def plugin_problems(config: RunConfig) -> Iterator[InputError]:

@@ -10,6 +10,7 @@ from podscale.config.run import ClaimSection
 from podscale.config.start import StartSection
 from podscale.errors import InputError
 from podscale.runs.model_files import find_model_directory, read_model, run_document_of, run_of
+from podscale.runs.user_code import code_of_model
 
 
 def adhoc_ensemble_document(names: Sequence[str], changes: Overrides, shard_set: str | None) -> RunConfig:
@@ -29,7 +30,9 @@ def adhoc_ensemble_document(names: Sequence[str], changes: Overrides, shard_set:
     directories = [find_model_directory(Path(name)) for name in names]
     first = _training_document(directories[0], shard_set)
     paths = [str(directory) for directory in directories]
-    run = first.run.model_copy(update={"id": f"together-{fingerprint({'models': paths})[:8]}"})
+    code = code_of_model(directories[0], first)
+    changed = {"id": f"together-{fingerprint({'models': paths})[:8]}", "code": code.sha256 if code else None}
+    run = first.run.model_copy(update=changed)
     train = first.train.model_copy(update={"phases": (), "start_from": StartSection(), "target_top1": None})
     config = first.model_copy(
         update={

@@ -220,8 +220,10 @@ def wait_for_job(
         on_started: Receives the start of the pods once all run, unless the job has restarted before.
     """
     limits = limits or WaitLimits()
-    with closing(JobObserver(api, job)) as observer:
-        log = LogFollower(api, observer.pods, print_line, notify)
+    with (
+        closing(JobObserver(api, job)) as observer,
+        closing(LogFollower(api, observer.pods, print_line, notify)) as log,
+    ):
         state = _JobWatcher(api, job, observer, notify, limits, on_started).wait()
         log.finish(limits.log_seconds)
         return state

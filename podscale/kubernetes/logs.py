@@ -149,6 +149,7 @@ class LogFollower:
         """Uid and restarts of the container whose log was refused last."""
         self._refused_pause = GrowingPause(POLL_SECONDS, MAX_REFUSED_SECONDS)
         self._is_finishing = threading.Event()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="log of a pod", daemon=True)
         self._thread.start()
 
@@ -157,9 +158,14 @@ class LogFollower:
         self._is_finishing.set()
         self._thread.join(timeout_seconds)
 
+    def close(self) -> None:
+        """Print no more lines; the thread exits at the next line, or when the stream of the log ends."""
+        self._is_closed = True
+        self._is_finishing.set()
+
     def _run(self) -> None:
         with suppress(ApiError, ApiUnreachable):  # the thread that waits for the job raises it as well
-            while True:
+            while not self._is_closed:
                 is_last = self._is_finishing.is_set()
                 if self._print_new_lines() and is_last:
                     return
@@ -180,6 +186,8 @@ class LogFollower:
         log = self._logs.setdefault(uid, ContainerLog(self._api, pod, self._notify))
         try:
             for line in log.lines(pod, follow=True):
+                if self._is_closed:
+                    return True
                 self._print_line(printable(line))
         except StreamInterrupted:
             self._refused = None

@@ -17,6 +17,8 @@ from podscale.config import ModelSection, RunConfig, load
 from podscale.errors import InputError
 from podscale.runs.directory import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, resolve_model_directory
+from podscale.runs.user_code import MODEL_CODE
+from podscale.util.files import file_sha256
 
 MODEL_FORMAT = "podscale-model-1"
 WEIGHTS_FILE = "model.safetensors"
@@ -180,6 +182,23 @@ def read_model(directory: Path) -> EvaluatedModel:
         problem = f"not the description of a model ({str(error).splitlines()[0]})"
         raise InputError(problem, field=str(path)) from error
     return model
+
+
+def check_same_code(directory: Path, config: RunConfig) -> None:
+    """Raise InputError if a model of the user's code needs other code than the run that evaluates it.
+
+    Models that are evaluated together share one import path, on which a module's name stands for one file.
+    """
+    path = directory / MODEL_CODE
+    if not path.exists() or not read_model(directory).model_section.name.startswith("python:"):
+        return
+    if (sha256 := file_sha256(path)) != config.run.code:
+        raise InputError(
+            "this model has other code than the run that evaluates it",
+            field=str(path),
+            got=sha256[:16],
+            hint="Evaluate it as a run of its own, or install both models as plug-ins.",
+        )
 
 
 def _check_comparable(model: EvaluatedModel, classes: list[str], preprocessing: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from podscale.config import RunConfig
 from podscale.config.identity import Difference
@@ -24,6 +25,8 @@ MODEL_CODE = "code.tar"
 """Name of the archive in a model directory."""
 MAX_LISTED = 20
 """Files that an error lists."""
+FOLDER_PREFIX = "podscale-code-"
+"""Prefix of the temporary folders with unpacked code."""
 
 
 def archive_path(workspace: str, sha256: str) -> Path:
@@ -49,6 +52,8 @@ def find_archive(config: RunConfig) -> CodeArchive | None:
     elif launch.code is not None and Path(launch.code).is_dir():
         hint = "Load the document again to run the present code, as a run of its own."
         archive = _checked(pack_code(Path(launch.code)), sha256, "launch.code", hint)
+    elif (found := _code_of_members(config, sha256)) is not None:
+        archive = found
     else:
         raise InputError(
             "the code of the run is not in its workspace",
@@ -61,6 +66,16 @@ def find_archive(config: RunConfig) -> CodeArchive | None:
     except OSError as error:
         raise InputError(f"cannot store the code of the run: {error.strerror}", field=str(path)) from error
     return archive
+
+
+def _code_of_members(config: RunConfig, sha256: str) -> CodeArchive | None:
+    """Return the archive from one of the models that the document evaluates; None if none has it."""
+    for name in config.evaluate.models:
+        if (Path(name) / MODEL_CODE).exists():
+            archive = CodeArchive((Path(name) / MODEL_CODE).read_bytes())
+            if archive.sha256 == sha256:
+                return archive
+    return None
 
 
 def _checked(archive: CodeArchive, sha256: str, field: str, hint: str) -> CodeArchive:
@@ -78,28 +93,62 @@ def user_code(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def imported_from(archive: CodeArchive | None) -> Iterator[None]:
-    """Unpack an archive and put it first on the import path inside the block; None: do nothing."""
+    """Unpack an archive and put it first on the import path inside the block; None: do nothing.
+
+    Modules of the same name that this process has imported, as in a notebook, are hidden meanwhile.
+    """
     if archive is None:
         yield
         return
-    folder = tempfile.mkdtemp(prefix="podscale-code-")
-    before, modules = os.environ.get("PYTHONPATH"), set(sys.modules)
+    folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
     try:
         archive.unpack(Path(folder))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
-        sys.path.insert(0, folder)
+        with _first_on_path(folder), _imported_anew(archive.module_names()):
+            yield
+    finally:
+        _remove(Path(folder))
+
+
+@contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    """Put a folder first on the import path of this process and its children; blocks of several threads may overlap."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *_python_path()])
+    # Otherwise `python -m`, by which ranks are started, puts the working directory, with files of today, before it.
+    os.environ.setdefault("PYTHONSAFEPATH", FOLDER_PREFIX)
+    sys.path.insert(0, folder)
+    try:
         yield
     finally:
-        with_path = [path for path in sys.path if path != folder]
-        sys.path[:] = with_path
-        if before is None:
-            os.environ.pop("PYTHONPATH", None)
+        sys.path[:] = [path for path in sys.path if path != folder]
+        rest = [path for path in _python_path() if path != folder]
+        if rest:
+            os.environ["PYTHONPATH"] = os.pathsep.join(rest)
         else:
-            os.environ["PYTHONPATH"] = before
-        for name in set(sys.modules) - modules:  # another launch may have other files
-            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
-                del sys.modules[name]
-        _remove(Path(folder))
+            os.environ.pop("PYTHONPATH", None)
+        is_last = not any(Path(path).name.startswith(FOLDER_PREFIX) for path in rest)
+        if is_last and os.environ.get("PYTHONSAFEPATH") == FOLDER_PREFIX:
+            del os.environ["PYTHONSAFEPATH"]
+
+
+def _python_path() -> list[str]:
+    return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+
+
+@contextmanager
+def _imported_anew(names: set[str]) -> Iterator[None]:
+    """Forget the modules and packages of these names inside the block, and those that it imports after it."""
+    fixed = {"__main__", "podscale", *(sys.stdlib_module_names & sys.modules.keys())}
+    hidden = _forget_modules(names - fixed)
+    try:
+        yield
+    finally:
+        _forget_modules(names - fixed)
+        sys.modules.update(hidden)
+
+
+def _forget_modules(names: set[str]) -> dict[str, ModuleType]:
+    """Remove packages with their modules from sys.modules; return those that were there."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
 
 def _remove(folder: Path) -> None:
@@ -109,9 +158,17 @@ def _remove(folder: Path) -> None:
 
 
 def code_of_model(directory: Path, config: RunConfig) -> CodeArchive | None:
-    """Return the code of a model: that in its directory, else that of its run; None if it has none."""
+    """Return the code of a model: that in its directory, else that of its run; None if it has none.
+
+    Raises InputError if the one in the directory is not the code of the run.
+    """
     path = directory / MODEL_CODE
-    return CodeArchive(path.read_bytes()) if path.exists() else find_archive(config)
+    if not path.exists():
+        return find_archive(config)
+    archive = CodeArchive(path.read_bytes())
+    if config.run.code is None:  # a model outside of a run
+        return archive
+    return _checked(archive, config.run.code, str(path), "Delete it; the code is then taken from the workspace.")
 
 
 def copy_code_to_model(config: RunConfig, directory: Path) -> None:
@@ -136,11 +193,14 @@ def bundle_code(config: RunConfig) -> RunConfig:
 
 
 def describe_code_change(workspace: str, change: Difference) -> str:
-    """Return the files that differ between two archives, one a line; "" if an archive is not in the workspace."""
-    paths = [archive_path(workspace, str(sha256)) for sha256 in (change.before, change.now)]
+    """Return the files that differ between two archives, one a line; "" if an archive is missing or damaged."""
+    hashes = [str(change.before), str(change.now)]
+    paths = [archive_path(workspace, sha256) for sha256 in hashes]
     if not all(path.exists() for path in paths):
         return ""
     before, now = (CodeArchive(path.read_bytes()) for path in paths)
+    if [before.sha256, now.sha256] != hashes:
+        return ""
     files = changed_files(before, now)
     more = [f"    and {len(files) - MAX_LISTED} more"] if len(files) > MAX_LISTED else []
     return "\n".join([*(f"    {name}" for name in files[:MAX_LISTED]), *more])

@@ -298,7 +298,7 @@ def _supervise_with_code(
     target = preflight_target()
     preflight(config, target, shard_set, _training_problems(config, target) if stage == "train" else ())
     if stage == "evaluate":
-        _check_models_exist(config)
+        _check_models(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease, output=output)
     if result.exit_code == ExitCode.DONE and stage == "train" and result.is_leader:
         copy_code_to_model(config, RunDirectory.for_config(config).model)
@@ -320,8 +320,10 @@ def _training_problems(config: RunConfig, target: str) -> Iterator[InputError]:
         yield problem
 
 
-def _check_models_exist(config: RunConfig) -> None:
-    """Raise InputError if a model of the evaluation is missing, with the command that makes it."""
+def _check_models(config: RunConfig) -> None:
+    """Raise InputError if a model of the evaluation is missing, with the command that makes it, or has other code."""
+    from podscale.runs.model_files import check_same_code
+
     members = {
         member.model: f"podscale collapse RUN --cycle {member.cycle}"
         for member in ensemble_members.ensemble_members(config)
@@ -330,6 +332,7 @@ def _check_models_exist(config: RunConfig) -> None:
         if not (directory / ensemble_members.MODEL_JSON).exists():
             hint = f"Run `{members.get(directory, 'podscale train')}` first."
             raise InputError("there is no trained model to evaluate", field=str(directory), hint=hint)
+        check_same_code(directory, config)
 
 
 def preflight_target() -> Literal["here", "pod"]:

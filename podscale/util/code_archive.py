@@ -5,7 +5,6 @@ that `.podscaleignore` names (the patterns of .gitignore) are left out, and so a
 """
 
 import base64
-import binascii
 import hashlib
 import io
 import lzma
@@ -24,6 +23,7 @@ IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoints/", IG
 MAX_ARCHIVE_BYTES = 16 * 2**20
 MAX_BUNDLE_BYTES = 64 * 2**10
 """Maximal length of an archive as text in the document of pods, which is an environment variable."""
+_DAMAGED = "not an archive of Podscale"
 FIELD = "launch.code"
 
 
@@ -38,61 +38,76 @@ class CodeArchive:
         return hashlib.sha256(self.data).hexdigest()
 
     def files(self) -> dict[str, str]:
-        """Return the SHA-256 of each file by its name."""
-        with tarfile.open(fileobj=io.BytesIO(self.data)) as tar:
-            return {member.name: hashlib.sha256(_read(tar, member)).hexdigest() for member in tar.getmembers()}
+        """Return the SHA-256 of each file by its name. Raises InputError if the archive is damaged."""
+        return {name: hashlib.sha256(data).hexdigest() for name, data in self._members()}
+
+    def module_names(self) -> set[str]:
+        """Return the names of its modules and packages at the top."""
+        return {name.partition("/")[0].removesuffix(".py") for name in self.files() if name.endswith(".py")}
 
     def unpack(self, folder: Path) -> None:
-        """Write the files below a new folder, read-only."""
-        with tarfile.open(fileobj=io.BytesIO(self.data)) as tar:
-            for member in tar.getmembers():
-                path = folder / member.name
-                if not path.resolve().is_relative_to(folder.resolve()) or not member.isfile():
-                    raise InputError("not an archive of Podscale", field=FIELD, got=member.name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(_read(tar, member))
-                path.chmod(0o444)
+        """Write the files below a new folder, read-only and for this user alone."""
+        for name, data in self._members():
+            path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()) or path.exists():
+                raise InputError(_DAMAGED, field=FIELD, got=name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o400)
         for parent, _, _ in os.walk(folder):
-            Path(parent).chmod(0o555)
+            Path(parent).chmod(0o500)
+
+    def _members(self) -> Iterator[tuple[str, bytes]]:
+        """Yield name and content of each file."""
+        try:
+            with tarfile.open(fileobj=io.BytesIO(self.data)) as tar:
+                for member in tar:
+                    file = tar.extractfile(member) if member.isfile() else None
+                    if file is None:
+                        raise InputError(_DAMAGED, field=FIELD, got=member.name)
+                    yield member.name, file.read()
+        except tarfile.TarError as error:
+            raise InputError(f"{_DAMAGED} ({error})", field=FIELD) from error
 
     def to_text(self) -> str:
-        """Return the archive as compressed text."""
-        return base64.b85encode(lzma.compress(self.data, preset=9)).decode("ascii")
+        """Return the archive as compressed text, without the `$` and `{{` that Kubernetes and Argo would replace."""
+        return base64.b64encode(lzma.compress(self.data, preset=9)).decode("ascii")
 
     @classmethod
     def from_text(cls, text: str) -> "CodeArchive":
         """Return the archive of `to_text`; raises InputError for other text."""
         try:
-            return cls(lzma.LZMADecompressor().decompress(base64.b85decode(text), 2 * MAX_ARCHIVE_BYTES))
-        except (ValueError, binascii.Error, lzma.LZMAError) as error:
+            data = base64.b64decode(text, validate=True)
+            return cls(lzma.LZMADecompressor().decompress(data, 2 * MAX_ARCHIVE_BYTES))
+        except (ValueError, lzma.LZMAError) as error:
             raise InputError("not the archive of a folder", field="launch.code_bundle") from error
 
 
 def pack_code(folder: Path) -> CodeArchive:
-    """Pack a folder; raises InputError if there is none, or if it is too large.
+    """Pack a folder; raises InputError if there is none, if it is too large or if a file cannot be read.
 
     A package (a folder with `__init__.py`) keeps its name; the files of another folder are at the top.
     """
     if not folder.is_dir():
         raise InputError("there is no such folder", field=FIELD, got=str(folder))
     top = f"{folder.resolve().name}/" if (folder / "__init__.py").exists() else ""
-    out, size = io.BytesIO(), 0
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in sorted(_included(folder), key=lambda path: path.as_posix()):
-            data = (folder / path).read_bytes()
-            size += len(data)
-            if size > MAX_ARCHIVE_BYTES:
-                raise InputError(
-                    f"more than {format_bytes(MAX_ARCHIVE_BYTES)} of files",
-                    field=FIELD,
-                    got=str(folder),
-                    hint=f"Name files that are no code in {folder / IGNORE_FILE}",
-                )
-            member = tarfile.TarInfo(f"{top}{path.as_posix()}")
-            member.size, member.mode = len(data), 0o444
-            tar.addfile(member, io.BytesIO(data))
-    if not size:
+    try:
+        files = _read_files(folder)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        raise InputError(problem, field=FIELD, got=str(error.filename or folder)) from error
+    if not any(files.values()):
         raise InputError("it has no files", field=FIELD, got=str(folder))
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(files):
+            member = tarfile.TarInfo(f"{top}{name}")
+            member.size, member.mode = len(files[name]), 0o444
+            try:
+                tar.addfile(member, io.BytesIO(files[name]))
+            except ValueError as error:
+                problem = f"a name that no archive holds: {error}"
+                raise InputError(problem, field=FIELD, got=str(folder / name)) from error
     return CodeArchive(out.getvalue())
 
 
@@ -103,18 +118,34 @@ def changed_files(before: CodeArchive, now: CodeArchive) -> list[str]:
     return [f"{name}: {kinds[name]}" for name in sorted(kinds) if old.get(name) != new.get(name)]
 
 
+def _read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file of an archive by its name; raises InputError before it reads too many bytes."""
+    files, size = dict[str, bytes](), 0
+    for path in _included(folder):
+        size += (folder / path).stat().st_size
+        if size > MAX_ARCHIVE_BYTES:
+            raise InputError(
+                f"more than {format_bytes(MAX_ARCHIVE_BYTES)} of files",
+                field=FIELD,
+                got=str(folder),
+                hint=f"Name files that are no code in {folder / IGNORE_FILE}",
+            )
+        files[path.as_posix()] = (folder / path).read_bytes()
+    return files
+
+
 def _included(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder that no pattern leaves out, relative to it; links are followed to files only."""
     from pathspec import GitIgnoreSpec  # used only by runs with launch.code
 
     lines = (folder / IGNORE_FILE).read_text(encoding="utf-8").splitlines() if (folder / IGNORE_FILE).exists() else []
     spec = GitIgnoreSpec.from_lines([*lines, *IGNORED])
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         relative = Path(parent).relative_to(folder)
         folders[:] = [name for name in folders if not spec.match_file(f"{(relative / name).as_posix()}/")]
-        yield from (relative / name for name in names if not spec.match_file((relative / name).as_posix()))
+        found = (relative / name for name in names if not spec.match_file((relative / name).as_posix()))
+        yield from (path for path in found if (folder / path).is_file())  # no pipe, and no link to nothing
 
 
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return file.read() if file is not None else b""
+def _raise(error: OSError) -> None:
+    raise error

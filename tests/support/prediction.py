@@ -4,6 +4,7 @@ import io
 import struct
 import tarfile
 import zlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from podscale.config import RunConfig, dumps, loads
+from podscale.prediction.predictor import Prediction
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.state import model_arrays
 from podscale.pytorch.train_state import as_array
@@ -57,6 +59,22 @@ def write_photographs(folder: Path, count: int) -> list[Path]:
         path.write_bytes(photograph(number, 40 + number % 7, 50 + number % 5))
         paths.append(path)
     return paths
+
+
+def write_photo_folder(folder: Path) -> Path:
+    """Write 23 photographs and all odd images into the folders a, b and odd; return the folder."""
+    write_photographs(folder, 23)
+    (folder / "odd").mkdir()
+    for name, (content, _, _) in odd_images().items():
+        (folder / "odd" / name).write_bytes(content)
+    return folder
+
+
+def assert_same_rows(rows: list[Prediction], others: list[Prediction]) -> None:
+    """Compare rows; sums over a batch of another size may differ in their last bits."""
+    assert [replace(row, probabilities=()) for row in rows] == [replace(row, probabilities=()) for row in others]
+    for row, other in zip(rows, others, strict=True):
+        np.testing.assert_allclose(row.probabilities, other.probabilities, rtol=1e-4, atol=1e-6)
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> Path:

@@ -51,6 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_plugin_of_each_kind(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     variables = {**os.environ, "PYTHONPATH": str(installed)}

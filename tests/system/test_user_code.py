@@ -1,12 +1,16 @@
-"""A model of the user's own code in a run of two processes, its predictions and its export where the code is gone."""
+"""The user's own code in processes, in a run of two ranks, and in predictions and exports where the folder is gone."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import podscale
 from podscale.export.export_model import ExportOptions, export_model
+from podscale.launch.process_cleanup import start_bound
+from podscale.runs.user_code import user_code
 from tests.support.refusals import refused
 
 MODEL = """
@@ -37,6 +41,24 @@ class Darker:
 """
 
 
+def test_processes_import_the_code_before_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory has the user's folder, as it is today; ranks start by `python -m`."""
+    package = tmp_path / "my_net"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "name.py").write_text("print('as the run began')")
+    monkeypatch.chdir(tmp_path)
+    config = podscale.load({}, run={"workspace": "work"}, launch={"code": "my_net"})
+    with user_code(config), Path("output").open("wb") as output:
+        (package / "name.py").write_text("print('as it is today')")
+        files = {"stdin": subprocess.DEVNULL, "stdout": output.fileno(), "stderr": subprocess.STDOUT}
+        assert start_bound(["-m", "my_net.name"], os.environ, **files).wait() == 0
+    assert Path("output").read_text() == "as the run began\n"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_code_travels_with_the_run_and_its_model(tmp_path: Path) -> None:
     package = tmp_path / "my_net"

@@ -108,7 +108,8 @@ class JobSource:
         if follow:
             retrying = api.with_retry(retry.UNATTENDED, self._ignore_notice)
             self._observer = self._closing.enter_context(closing(JobObserver(retrying, entry.job)))
-            self._follower = LogFollower(retrying, self._observer.pods, self._lines.append, self._ignore_notice)
+            follower = LogFollower(retrying, self._observer.pods, self._lines.append, self._ignore_notice)
+            self._follower = self._closing.enter_context(closing(follower))
         elif (pod := first_pod(entry.pods)) is not None:
             with suppress(ApiError, StreamInterrupted):
                 self._lines.extend(map(printable, ContainerLog(api, pod, self._ignore_notice).lines(pod, follow=False)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import podscale
+from podscale.kubernetes import run_stage
 from tests.support.cluster_objects import condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.refusals import refused
@@ -78,15 +79,46 @@ def test_a_followed_log_ends_with_its_job(training: FakeCluster) -> None:
     assert list(lines) == ["last words"]
 
 
+def test_a_log_that_is_no_longer_read_is_not_followed(training: FakeCluster) -> None:
+    earlier = set(threading.enumerate())
+    lines = podscale.attach("r1").logs(follow=True)
+    next(lines)
+    (follower,) = (thread for thread in set(threading.enumerate()) - earlier if thread.name == "log of a pod")
+    lines.close()  # as a loop that breaks
+    training.say("r1-worker-0", "one more line")
+    follower.join(10)
+    assert not follower.is_alive()
+
+
+def test_a_stop_of_the_wait_deletes_the_job_if_asked_to(training: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_stage, "wait_for_job", interrupt)
+    run = podscale.attach("r1")
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert len(run.status()) == 1
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(stop_on_signal=True)
+    assert run.status() == []
+
+
 def test_wait_raises_the_error_of_the_stage(training: FakeCluster) -> None:
 
     def fail() -> None:
         training.put("pods", pod(0, phase="Failed", state=terminated(76, "rank 1 makes no progress")))
         training.put("pytorchjobs", job(status={"conditions": [condition("Failed")]}))
+        training.hang_up("r1-worker-0")
 
     threading.Timer(0.2, fail).start()
     with pytest.raises(podscale.HangDetected, match="makes no progress"):
         podscale.attach("r1").wait()
+
+
+def test_wait_for_a_run_without_jobs_is_refused(cluster: FakeCluster) -> None:
+    with refused(field="run r2"):
+        podscale.attach("r2").wait()
 
 
 def test_stop_deletes_the_job(training: FakeCluster) -> None:

@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from podscale.config import data_fingerprint
+import podscale
+from podscale.config import data_fingerprint, dumps
 from podscale.errors import InputError, PodscaleError
 from podscale.export.export_model import ExportOptions, export_model
 from podscale.export.export_report import Export
@@ -24,7 +25,9 @@ from podscale.prediction import model as prediction_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictOptions
 from podscale.pytorch import exported_programs
+from podscale.runs.user_code import copy_code_to_model, user_code
 from podscale.util.files import file_sha256
+from tests.support import user_models
 from tests.support.digits_run import DIGITS, digits_splits, write_digits
 from tests.support.prediction import CLASSES, odd_images, write_model_run, write_photographs
 
@@ -127,6 +130,26 @@ def test_rows_of_a_file_are_those_of_the_model(case: str, make_run: MakeRun, pho
     assert exported.agreement.largest_difference < 1e-5
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"model{suffix}", f"model{suffix}.json"]
     assert exported.path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["model.torchscript", "model.safetensors"])
+def test_a_model_of_the_users_code_is_exported(name: str, photos: Path, tmp_path: Path) -> None:
+    """The model directory is elsewhere, and has the only copy of the code."""
+    (tmp_path / "code").mkdir()
+    shutil.copy(user_models.__file__, tmp_path / "code" / "models_of_a_test.py")
+    config = podscale.load(
+        {"input": {"image_size": 16}, "model": {"name": "python:models_of_a_test:depthwise"}},
+        run={"workspace": tmp_path / "work"},
+        launch={"code": tmp_path / "code"},
+    )
+    with user_code(config):
+        write_model_run(tmp_path, dumps(config))
+    shutil.copytree(tmp_path / "runs" / config.run.id / "model", tmp_path / "model")
+    copy_code_to_model(config, tmp_path / "model")
+    form = name.partition(".")[2]
+    options = ExportOptions(format=form, out=tmp_path / name, images=[str(photos)])
+    assert export_model(tmp_path / "model", options).written == tmp_path / name
+    assert "models_of_a_test" not in sys.modules
 
 
 def test_an_onnx_file_describes_itself(pixels_file: Export, make_run: MakeRun, photos: Path) -> None:

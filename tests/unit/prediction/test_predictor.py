@@ -1,9 +1,7 @@
 """Predictions: one row an image, in order, with the probabilities of softmax in float64."""
 
 import json
-import multiprocessing
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -24,10 +22,11 @@ from tests.conftest import MakeShardSet
 from tests.support.prediction import (
     CLASSES,
     DOCUMENT,
+    assert_same_rows,
     odd_images,
     photograph,
     write_model_run,
-    write_photographs,
+    write_photo_folder,
     write_tar,
 )
 from tests.support.shard_set import Sample, encode_image, smooth_pixels
@@ -36,24 +35,12 @@ from tests.support.shard_set import Sample, encode_image, smooth_pixels
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of 23 photographs and all odd images, in folders a, b and odd."""
-    folder = tmp_path_factory.mktemp("photos")
-    write_photographs(folder, 23)
-    (folder / "odd").mkdir()
-    for name, (content, _, _) in odd_images().items():
-        (folder / "odd" / name).write_bytes(content)
-    return folder
+    return write_photo_folder(tmp_path_factory.mktemp("photos"))
 
 
 @pytest.fixture(scope="module")
 def rows(model_run: Path, photos: Path) -> list[Prediction]:
     return list(predict(model_run, [str(photos)]))
-
-
-def assert_same(rows: list[Prediction], others: list[Prediction]) -> None:
-    """Compare rows; sums over a batch of another size may differ in their last bits."""
-    assert [replace(row, probabilities=()) for row in rows] == [replace(row, probabilities=()) for row in others]
-    for row, other in zip(rows, others, strict=True):
-        np.testing.assert_allclose(row.probabilities, other.probabilities, rtol=1e-4, atol=1e-6)
 
 
 def test_every_image_has_one_row_in_order(rows: list[Prediction], photos: Path) -> None:
@@ -68,11 +55,7 @@ def test_every_image_has_one_row_in_order(rows: list[Prediction], photos: Path) 
 
 @pytest.mark.parametrize("batch", [1, 7, 100])
 def test_rows_do_not_depend_on_the_batch(batch: int, rows: list[Prediction], model_run: Path, photos: Path) -> None:
-    assert_same(list(predict(model_run, [str(photos)], PredictOptions(batch=batch))), rows)
-
-
-def test_rows_do_not_depend_on_the_processes(rows: list[Prediction], model_run: Path, photos: Path) -> None:
-    assert_same(list(predict(model_run, [str(photos)], PredictOptions(batch=2, processes=2))), rows)
+    assert_same_rows(list(predict(model_run, [str(photos)], PredictOptions(batch=batch))), rows)
 
 
 def test_several_inputs_a_limit_and_the_number_of_classes(
@@ -80,8 +63,9 @@ def test_several_inputs_a_limit_and_the_number_of_classes(
 ) -> None:
     inputs = [str(photos / "b"), str(photos / "a"), "-"]
     again = list(predict(model_run, inputs, PredictOptions(top=2, limit=24), lines=[f"{photos}/a/0000.jpg\n"] * 5))
-    expected = [*rows[11:23], *rows[:11], rows[0]]
-    assert_same(again, [replace(row, classes=row.classes[:2], probabilities=row.probabilities[:2]) for row in expected])
+    named = [*rows[11:23], *rows[:11], rows[0]]
+    expected = [replace(row, classes=row.classes[:2], probabilities=row.probabilities[:2]) for row in named]
+    assert_same_rows(again, expected)
     (most,) = predict(model_run, [str(photos)], PredictOptions(top=99, limit=1))
     assert sorted(most.classes) == CLASSES
     assert sum(most.probabilities) == pytest.approx(1)
@@ -91,7 +75,7 @@ def test_a_model_directory_elsewhere_predicts_the_same(
     rows: list[Prediction], model_run: Path, photos: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(model_run / "model", tmp_path / "copy")
-    assert_same(list(predict(tmp_path / "copy", [str(photos)])), rows)
+    assert_same_rows(list(predict(tmp_path / "copy", [str(photos)])), rows)
 
 
 def test_options_of_the_evaluation_count_without_the_run(tmp_path: Path) -> None:
@@ -176,32 +160,6 @@ def test_a_model_of_another_version_is_refused(
     with pytest.raises(InputError) as refusal:
         predict(tmp_path / "copy", [str(photos)])
     assert refusal.value.field == str(tmp_path / "copy" / field)
-
-
-def test_an_error_of_a_process_is_raised_here(model_run: Path, photos: Path, tmp_path: Path) -> None:
-    shutil.copytree(model_run / "model", tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(InputError) as refusal:
-        list(predict(tmp_path, [str(photos)], PredictOptions(processes=2)))
-    assert refusal.value.field == str(tmp_path / "model" / "model.safetensors")
-
-
-def test_the_error_of_a_process_is_raised_while_chunks_are_sent(model_run: Path, tmp_path: Path) -> None:
-    """A slow list: the processes have exited before they are sent all of it."""
-    shutil.copytree(model_run / "model", tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
-
-    earlier = set(multiprocessing.active_children())  # of other tests
-
-    def lines() -> Iterator[str]:
-        yield from ["a.jpg\n"] * 2
-        while set(multiprocessing.active_children()) - earlier:
-            time.sleep(0.01)
-        yield from ["a.jpg\n"] * 2
-
-    with pytest.raises(InputError) as refusal:
-        list(predict(tmp_path, ["-"], PredictOptions(processes=2, batch=1), lines=lines()))
-    assert refusal.value.field == str(tmp_path / "model" / "model.safetensors")
 
 
 def test_images_of_a_tar_are_converted_by_their_own_names(model_run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from podscale.errors import InputError
 from podscale.export.export_model import ExportOptions, export_model
 from podscale.prediction.model import PredictionModel, build_classifier
+from podscale.runs.user_code import MODEL_CODE
 from podscale.serving.app import describe_model
 from podscale.serving.metrics import ServingMetrics
 from podscale.serving.model_location import opened_model
@@ -33,6 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(run: Path) -> Iterator[fsspec.AbstractFileSystem]:
     """Store with the run and its model directory."""
     memory = fsspec.filesystem("memory")
+    (run / "model" / MODEL_CODE).write_bytes(b"code")
     memory.put(str(run), "/models/run", recursive=True)
     memory.put(str(run / "model"), "/models/model", recursive=True)
     memory.pipe("/models/run/checkpoints/step-1", bytes(1000))
@@ -48,7 +50,7 @@ def test_a_model_behind_a_url_is_the_same(name: str, run: Path, store: fsspec.Ab
         directory = remote.files.directory
         assert list(remote.classes) == CLASSES
         assert remote.files.weights.read_bytes() == (run / "model" / "model.safetensors").read_bytes()
-        assert (directory / "code.tar").read_bytes() == b"code", "code that travels with the model"
+        assert (directory / MODEL_CODE).read_bytes() == b"code"
         assert not (directory.parent / "checkpoints").exists(), "only what a prediction reads is copied"
         with opened_model(str(run)) as local:
             assert remote.config.input == local.config.input

@@ -162,7 +162,7 @@ def test_the_stage_refuses_on_this_machine_and_not_in_a_pod(
     with refused("a step needs about", field="train.global_batch"):
         local._supervise(config, "train", shard_set, None)
     assert started == []
-    monkeypatch.setattr(local, "_check_models_exist", lambda config: None)
+    monkeypatch.setattr(local, "_check_models", lambda config: None)
     local._supervise(config, "evaluate", shard_set, None)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     local._supervise(config, "train", shard_set, None)

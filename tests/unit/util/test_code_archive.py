@@ -1,10 +1,12 @@
 """Archives of a user's code: the same bytes for the same files, without what is ignored."""
 
+import io
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from podscale.util import code_archive
 from podscale.util.code_archive import CodeArchive, changed_files, pack_code
 from tests.support.refusals import refused
 
@@ -53,6 +55,40 @@ def test_an_archive_is_unpacked_read_only(folder: Path, tmp_path: Path) -> None:
     (target / "nets").chmod(0o755)
 
 
+def test_text_has_nothing_that_kubernetes_or_argo_replaces(folder: Path) -> None:
+    (folder / "random.bin").write_bytes(os.urandom(20_000))
+    archive = pack_code(folder)
+    assert not set(archive.to_text()) & set("${}\"'\\")
+    assert CodeArchive.from_text(archive.to_text()) == archive
+
+
+def test_pipes_and_links_to_nothing_are_left_out(folder: Path, tmp_path: Path) -> None:
+    before = pack_code(folder)
+    os.mkfifo(folder / "pipe.py")
+    (folder / "lost.py").symlink_to(tmp_path / "absent")
+    assert pack_code(folder) == before
+    (tmp_path / "other.py").write_text("1")
+    (folder / "linked.py").symlink_to(tmp_path / "other.py")
+    assert changed_files(before, pack_code(folder)) == ["linked.py: added"]
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/outside.py", "link.py", "twice.py"])
+def test_a_foreign_archive_is_refused(name: str, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        member = tarfile.TarInfo(name)
+        if name == "link.py":
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        for _ in range(2 if name == "twice.py" else 1):
+            tar.addfile(member, io.BytesIO())
+    (tmp_path / "target").mkdir()
+    with refused(field="launch.code", got=name):
+        CodeArchive(out.getvalue()).unpack(tmp_path / "target")
+    assert not (tmp_path / "outside.py").exists()
+    with refused(field="launch.code"):
+        CodeArchive(b"no tar").files()
+
+
 def test_differences_are_files(folder: Path) -> None:
     before = pack_code(folder)
     (folder / "train.py").unlink()
@@ -61,13 +97,18 @@ def test_differences_are_files(folder: Path) -> None:
     assert changed_files(before, pack_code(folder)) == ["nets/wide.py: changed", "new.py: added", "train.py: removed"]
 
 
-def test_what_cannot_be_packed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_packed_is_refused(folder: Path) -> None:
     with refused("no such folder", field="launch.code"):
         pack_code(folder / "absent")
     (folder / "empty").mkdir()
     with refused("no files", field="launch.code"):
         pack_code(folder / "empty")
-    monkeypatch.setattr(code_archive, "MAX_ARCHIVE_BYTES", 5)
+    (folder / ("long" * 60)).mkdir()
+    (folder / ("long" * 60) / "module.py").write_text("1")
+    with refused("long", field="launch.code"):
+        pack_code(folder)
+    with (folder / "data.bin").open("wb") as file:
+        file.truncate(2**34)  # more than the memory of a machine
     with refused(".podscaleignore", field="launch.code"):
         pack_code(folder)
     with refused("not the archive", field="launch.code_bundle"):

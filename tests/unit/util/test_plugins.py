@@ -1,15 +1,28 @@
 """Plug-ins by entry points: found by name, named in errors with their distribution."""
 
+import io
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import podscale
 from podscale.config.outside_code import plugin_problems
+from podscale.data.augment import Augmentation
+from podscale.data.sources import open_source
+from podscale.pytorch.models import build_model
+from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice
+from podscale.pytorch.optim.build_optimizer import build_optimizer
 from podscale.util import plugins
 from tests.support.refusals import refused
+
+PACKAGE = Path(__file__).resolve().parents[2] / "support" / "plugin_package"
+"""Example package with a plug-in of each kind."""
 
 ENTRY_POINTS = """
 [podscale.models]
@@ -29,7 +42,7 @@ MODULE = "VALUE = 1\ndef tiny(num_classes, channels=8): ...\ndef optimizer(shard
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Folder of a distribution on the import path."""
-    write_distribution(tmp_path, "podscale-test-plugin", "1.2")
+    write_distribution(tmp_path, "podscale-test-plugin", "1.2", ENTRY_POINTS)
     (tmp_path / "plugin_of_a_test.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins.installed_plugins.cache_clear()
@@ -37,11 +50,26 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     plugins.installed_plugins.cache_clear()
 
 
-def write_distribution(folder: Path, name: str, version: str) -> None:
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The example package on the import path, with the metadata of an installation."""
+    groups = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = []
+    for group, entries in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    write_distribution(tmp_path, "podscale-example", "1.0", "\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    plugins.installed_plugins.cache_clear()
+    yield
+    plugins.installed_plugins.cache_clear()
+
+
+def write_distribution(folder: Path, name: str, version: str, entry_points: str) -> None:
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (info / "entry_points.txt").write_text(entry_points)
 
 
 def test_a_document_records_the_distribution_of_its_plugins(installed: Path) -> None:
@@ -52,6 +80,30 @@ def test_a_document_records_the_distribution_of_its_plugins(installed: Path) -> 
     }
     assert podscale.load(config, model={"name": "resnet18"}).run.plugins.keys() == {"podscale.sources:stripes"}
     assert podscale.load("digits").run.plugins == {}
+
+
+@pytest.mark.usefixtures("example")
+def test_a_plugin_of_each_kind_is_built() -> None:
+    config = podscale.load(
+        {"data": {"source": "3", "format": "plugin:stripes"}},
+        input={"augment": {"policy": "plugin:shift", "options": {"by": 8}}},
+        model={"name": "plugin:tiny", "options": {"channels": 4}},
+        train={"optimizer": {"name": "plugin:sign-sgd", "options": {"scale": 0.1}}},
+    )
+    assert set(config.run.plugins.values()) == {"podscale-example 1.0"}
+    source = open_source(config.data)
+    items = list(source.items())
+    assert [item.label for item in items] == ["horizontal"] * 3 + ["vertical"] * 3
+    image = Image.open(io.BytesIO(source.read(items[0])))
+    augmentation = Augmentation(config.input.augment, 1, (0.5, 0.5, 0.5))
+    (draws,) = augmentation.draws(np.zeros(1, np.int64), np.zeros(1, np.uint64))
+    assert (augmentation(image, draws) != np.asarray(image)).any()
+    assert build_model(config.model, 2).eval()(torch.zeros(1, 3, 16, 16)).shape == (1, 2)
+    weights = torch.ones(6)
+    shard = ParamShard([ParamSlice("w", 0, 6, True, True)], [(0, 6)], weights, torch.ones(6))
+    hyper = HyperParams(*torch.tensor([0.5, 0.0, 0.0, 1.0]))  # learning rate 0.5, no momentum
+    build_optimizer(config.train.optimizer, shard, 10.0).step(hyper, torch.tensor(True))
+    torch.testing.assert_close(weights, torch.full((6,), 0.95))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +135,7 @@ def test_a_plugin_that_cannot_be_imported_names_its_distribution(installed: Path
 
 
 def test_two_distributions_with_one_name_are_refused(installed: Path) -> None:
-    write_distribution(installed, "another-plugin", "0.1")
+    write_distribution(installed, "another-plugin", "0.1", ENTRY_POINTS)
     with refused("another-plugin 0.1 and podscale-test-plugin 1.2", field="model.name"):
         plugins.find_plugin("podscale.models", "tiny", "model.name")
 
