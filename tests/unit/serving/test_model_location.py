@@ -34,12 +34,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(run: Path) -> Iterator[fsspec.AbstractFileSystem]:
     """Store with the run and its model directory."""
     memory = fsspec.filesystem("memory")
-    (run / "model" / MODEL_CODE).write_bytes(b"code")
     memory.put(str(run), "/models/run", recursive=True)
     memory.put(str(run / "model"), "/models/model", recursive=True)
     memory.pipe("/models/run/checkpoints/step-1", bytes(1000))
     for folder in ("run/model", "model"):
-        memory.pipe(f"/models/{folder}/code.tar", b"code")
+        memory.pipe(f"/models/{folder}/{MODEL_CODE}", b"code")
     yield memory
     memory.rm("/models", recursive=True)
 
