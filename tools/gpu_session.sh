@@ -9,7 +9,8 @@
 # WHEELS: folder of wheels for the other packages (PACKAGES below), for machines without a package index. Fill it
 #   elsewhere: tools/gpu_session.sh download FOLDER --python-version 3.12
 # IMAGES: archive or folder of JPEGs, for the rows with real images.
-# TESTS=0: skip the tests.
+# TESTS=0: skip the tests. TEST_LIMIT: seconds of all tests. JOBS: test files side by side.
+# NCU=0: skip the bytes of each kernel, which need NVIDIA's ncu.
 # REHEARSE=1: go on if something is missing, for example a GPU.
 # SWEEP: series of the sweep, default gpu.
 # Further arguments go to `podscale bench train`.
@@ -27,6 +28,7 @@ if [ "${1:-}" = download ]; then
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 $PACKAGES
 fi
 OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TESTS=${TESTS:-1} SWEEP=${SWEEP:-gpu}
+TEST_LIMIT=${TEST_LIMIT:-250} JOBS=${JOBS:-$((($(nproc) + 1) / 2))} NCU=${NCU:-1}
 SECONDS=0
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-/tmp/podscale-inductor}
@@ -57,22 +59,35 @@ left() { echo $((LIMIT - SECONDS)); }
 # Compilers, headers, driver and memory first: a session without them finds little.
 podscale doctor --workspace "$OUT" | tee "$OUT/gpu-doctor.txt"
 
-# Each file in its own process, because a CUDA error breaks all later tests of a process. SIGINT at the limit, so that
-# pytest still prints its summary. Without the project's pytest settings, which need plugins that may be missing.
-tests() { # usage: tests SECONDS EXPRESSION
-  local end=$((SECONDS + $1)) file limit
-  for file in tests/gpu/test_*.py; do
-    limit=$((end - SECONDS))
-    [ "$limit" -gt 10 ] || { echo "$file: no time left" | tee -a "$OUT/gpu-tests.txt"; continue; }
-    PYTHONPATH=$PWD:$PYTHONPATH timeout --signal INT --kill-after 20 "$((limit < 300 ? limit : 300))" \
-      "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib -p no:cacheprovider -W ignore -m gpu \
-      "$file" -q -rfE --durations=5 -k "$2" 2>&1 | tee -a "$OUT/gpu-tests.txt"
-  done
+# Each file in its own process, because a CUDA error breaks all later tests of a process; the files side by side. SIGINT
+# at the limit, so that pytest still prints its summary. Without the project's pytest settings, which need plugins that
+# may be missing.
+run_test_file() { # usage: run_test_file SECONDS FILE LOG
+  PYTHONPATH=$PWD:$PYTHONPATH timeout --signal INT --kill-after 20 "$1" \
+    "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib -p no:cacheprovider -W ignore -m gpu \
+    "$2" -q -rfE --durations=5 >"$3" 2>&1 </dev/null
 }
+tests() { # usage: tests SECONDS
+  local logs file name
+  logs=$(mktemp -d)
+  export -f run_test_file && export PYTHON
+  for file in tests/gpu/test_*.py; do
+    name=$(basename "$file" .py)
+    printf '%s\0%s\0%s\0' "$1" "$file" "$logs/$name.txt"
+  done | xargs -0 -n 3 -P "$JOBS" bash -c 'run_test_file "$@"' run_test_file
+  cat "$logs"/*.txt >"$OUT/gpu-tests.txt"
+  rm -r "$logs"
+  grep -E ' (passed|failed|skipped|error)|^(FAILED|ERROR)' "$OUT/gpu-tests.txt"
+}
+# The tests' results do not depend on time, so the compiler fills its cache beside them: the rows of the sweep that are
+# timed after them then start at once.
 if [ "$TESTS" != 0 ]; then
-  : >"$OUT/gpu-tests.txt"
-  # The compiler's tests run last, because they take longest and the sweep compiles too. So do ranks that share the GPU.
-  tests 200 'not compiled and not nccl'
+  mkdir -p /tmp/podscale-warm
+  podscale bench train --set train.cuda_graph=true --set train.compile=default --vary batch=256,400 --warmup 5 \
+    --steps 2 --parts 1 --budget "$TEST_LIMIT" --out /tmp/podscale-warm >/tmp/podscale-warm/log.txt 2>&1 &
+  warm=$!
+  tests "$TEST_LIMIT"
+  wait "$warm"
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
@@ -80,5 +95,16 @@ if [ -n "${IMAGES:-}" ]; then
   podscale shard --set data.source="$(realpath "$IMAGES")" --set run.workspace=$place --set input.image_size=224 &&
     real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
 fi
-podscale bench train --sweep "$SWEEP" --budget "$(left)" --time-limit 300 --out "$OUT" ${real[@]+"${real[@]}"} "$@"
-if [ "$TESTS" != 0 ] && [ "$(left)" -gt 60 ]; then tests "$(left)" 'compiled or nccl'; fi
+reserve=0
+if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=60; fi
+podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-limit 300 --out "$OUT" \
+  ${real[@]+"${real[@]}"} "$@"
+# Bytes and time of each kernel of one compiled step, by hardware counters.
+if [ "$reserve" != 0 ] && [ "$(left)" -gt 30 ]; then
+  mkdir -p /tmp/podscale-ncu
+  PYTHONSAFEPATH=1 timeout "$(left)" ncu --target-processes all --profile-from-start off --clock-control none \
+    --cache-control none --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum \
+    --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.compile=default --vary batch=400 \
+    --profile --warmup 5 --steps 2 --parts 1 --out /tmp/podscale-ncu >/tmp/podscale-ncu/log.txt 2>&1
+  PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" | tee "$OUT/gpu-kernels.md"
+fi

@@ -23,6 +23,8 @@ from podscale.util.files import write_json
 from podscale.util.locations import Location
 
 BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
+MOST_PROFILED_STEPS = 4
+"""Steps that a profile may add."""
 SYNTHETIC_BATCHES = 4
 """Batches in the synthetic training split; few keep its index small."""
 MIN_SECONDS_LEFT = 10.0
@@ -40,6 +42,7 @@ class SweepSettings:
         time_limit: Seconds of one variant.
         budget: Seconds of all variants.
         shard_set: Location of the real images.
+        profile: List the kernels of a step (GPU).
     """
 
     warmup: int = 20
@@ -48,6 +51,7 @@ class SweepSettings:
     time_limit: float = 300.0
     budget: float = 86400.0
     shard_set: str | None = None
+    profile: bool = False
 
 
 @dataclass
@@ -150,6 +154,7 @@ def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -
         "steps": settings.steps,
         "warmup": settings.warmup,
         "parts": settings.parts,
+        **({"profile": True} if settings.profile else {}),
         "options": options,
     }
 
@@ -186,7 +191,7 @@ def _measure(
 
 def _benchmark_job(config: RunConfig, settings: SweepSettings, shard_set: str | None, folder: Path) -> dict[str, Any]:
     """Build the job of the benchmark process: a document that lasts for all steps, and the shard set."""
-    steps = settings.warmup + settings.steps + settings.parts
+    steps = settings.warmup + settings.steps + settings.parts + MOST_PROFILED_STEPS
     batch = config.train.global_batch
     if shard_set is None:
         images = SYNTHETIC_BATCHES * batch
@@ -204,6 +209,7 @@ def _benchmark_job(config: RunConfig, settings: SweepSettings, shard_set: str | 
         "warmup": settings.warmup,
         "steps": settings.steps,
         "parts": settings.parts,
+        "profile": settings.profile,
         "timeout_seconds": settings.time_limit,
     }
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from podscale.bench.kernel_classes import KernelTotal, combine_totals, format_totals
 from podscale.bench.sweep import SweepRow
 from podscale.hardware import find_gpu_chip
 from podscale.util import host_info
@@ -34,6 +35,11 @@ REFERENCE_RATES = {
 REAL_FRACTION = 0.98
 """Goal for real images, as a fraction of the synthetic rate."""
 
+LONGEST_KERNELS = 25
+"""Kernels of a profile that are listed by name."""
+KERNEL_NAME_LENGTH = 90
+"""Characters of a kernel's name in the report."""
+
 TABLE_HEADER = (
     "| variant | images | batch | images/s | MFU | ms a step: median, p95 | forward | backward | all-reduce shown "
     "| optimizer | data wait | memory | first step |"
@@ -51,6 +57,8 @@ def format_report(command: str, rows: Sequence[SweepRow]) -> list[str]:
     lines = ["# Training throughput", "", *_conditions(command, measured), "", TABLE_HEADER, TABLE_RULE]
     lines += [_format_row(row) for row in measured]
     lines += ["", *_conclusions(measured)]
+    for row in measured:
+        lines += _kernel_tables(row)
     if failed := [row for row in rows if not row.found]:
         lines += ["", "Not measured:", "", "| variant | seconds | reason |", "|---|---:|---|"]
         lines += [f"| {row.name} | {row.seconds:.0f} | {row.reason.replace('|', '/')} |" for row in failed]
@@ -97,6 +105,26 @@ def _format_row(row: SweepRow) -> str:
         f"{result['first_step_seconds']:.1f} s",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _kernel_tables(row: SweepRow) -> list[str]:
+    """Return the kernels of a profiled step by class, and the longest ones."""
+    kernels = [KernelTotal(**kernel) for kernel in _result(row).get("kernels", [])]
+    if not kernels:
+        return []
+    classes = combine_totals(kernels)
+    busy, step = sum(total.seconds for total in classes), _result(row)["step_median_seconds"]
+    return [
+        *("", f"## Kernels of a step: {row.name}", ""),
+        f"Kernels take {busy * 1e3:.1f} ms of a step's {step * 1e3:.1f} ms.",
+        *("", *format_totals(classes), ""),
+        *format_totals([_shortened(kernel) for kernel in kernels[:LONGEST_KERNELS]], title="longest kernels"),
+    ]
+
+
+def _shortened(kernel: KernelTotal) -> KernelTotal:
+    name = kernel.name if len(kernel.name) <= KERNEL_NAME_LENGTH else f"{kernel.name[: KERNEL_NAME_LENGTH - 1]}…"
+    return replace(kernel, name=f"`{name}`")
 
 
 def _mfu(row: SweepRow) -> str:

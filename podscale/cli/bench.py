@@ -117,6 +117,7 @@ def train(
     parts: Annotated[int, typer.Option(help="Further steps measured part by part.", min=1)] = 5,
     time_limit: Annotated[float, typer.Option(help="Time limit of one variant, seconds.", min=10)] = 300.0,
     budget: Annotated[float, typer.Option(help="Time limit of all variants, seconds.", min=10)] = 86400.0,
+    profile: Annotated[bool, typer.Option("--profile", help="Also list a step's kernels by class (GPU).")] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
 ) -> None:
     """Measure images/s, parts of a step, fraction of the device's peak, and memory. The same command resumes it."""
@@ -135,7 +136,7 @@ def train(
     def load_variant(variant_changes: list[str]) -> "RunConfig":
         return config.load(path, [*base_changes, *variant_changes])
 
-    settings = SweepSettings(warmup, steps, parts, time_limit, budget, shard_set)
+    settings = SweepSettings(warmup, steps, parts, time_limit, budget, shard_set, profile)
     real = shard_set is not None
     variants = named_sweep(sweep, real_images=real) if sweep is not None else variant_grid(vary, real_images=real)
     name = f"train-{device_slug()}"

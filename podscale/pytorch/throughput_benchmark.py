@@ -3,8 +3,8 @@
     python -m podscale.pytorch.throughput_benchmark JOB.json RESULT.json
 
 JOB holds the document (`config`), the location of a shard set, `timeout_seconds`, and numbers of steps: `warmup`,
-`steps` (timed together, without waiting between them) and `parts` (timed phase by phase, eagerly). Rank 0 writes
-RESULT; a rank that fails writes its error to RESULT.<rank>.
+`steps` (timed together, without waiting between them) and `parts` (timed phase by phase, eagerly). With `profile`, the
+kernels of further steps are listed by name. Rank 0 writes RESULT; a rank that fails writes its error to RESULT.<rank>.
 """
 
 import json
@@ -35,6 +35,9 @@ from podscale.training.telemetry_files import open_training_logger
 from podscale.training.worker_stages import open_checkpoint_store
 from podscale.util.files import write_json
 from podscale.util.processes import exit_with_parent
+
+PROFILED_STEPS = 4
+"""Steps of a profile: one between CUDA's profiler marks, the others by torch's profiler."""
 
 
 def main() -> None:
@@ -73,15 +76,16 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
         config = resolve_all_reduce(config, world, classes, run.all_reduce, None, logger.all_reduce_chosen)
         trainer = build_trainer(config, world, shard_set, checkpoints, logger, StopRequest())
         try:
-            return _measure_trainer(trainer, job["warmup"], job["steps"], job["parts"])
+            return _measure_trainer(trainer, job["warmup"], job["steps"], job["parts"], profile=job["profile"])
         finally:
             trainer.close()
 
 
-def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: int) -> dict[str, Any]:
+def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: int, *, profile: bool) -> dict[str, Any]:
     world, config = trainer.world, trainer.config
     host = DeviceTimer(on_gpu=False)
-    batches = trainer.loader.batches(0, warmup + steps + parts)
+    profiled = PROFILED_STEPS if profile else 0
+    batches = trainer.loader.batches(0, warmup + steps + profiled + parts)
     train_steps = _train_steps(trainer, batches, host.time_part)
     trainer.step.seek(0)
     begin = time.perf_counter()
@@ -101,6 +105,8 @@ def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: in
     step_seconds = [seconds_between(*pair) for pair in pairwise(marks)]
     images = config.train.global_batch
     rate = steps * images / elapsed / world.size
+    host_seconds = {name: seconds / steps for name, seconds in host.seconds().items()}
+    kernels = _profile_kernels(train_steps, world) if profile else []
     return {
         "device": world.device_name,
         "versions": _versions(world),
@@ -111,12 +117,40 @@ def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: in
         "step_median_seconds": statistics.median(step_seconds),
         "step_p95_seconds": sorted(step_seconds)[int(0.95 * (steps - 1))],
         "first_step_seconds": first_seconds,
-        "host_seconds": {name: seconds / steps for name, seconds in host.seconds().items()},
+        "host_seconds": host_seconds,
+        "kernels": kernels,
         "part_seconds": _measure_parts(trainer, batches, parts),
         "memory_bytes": _peak_memory_bytes(world),
         "training_flops_per_image": trainer.spec.training_flops(config.input.image_size),
         "bad_records": trainer.loader.bad_records,
     }
+
+
+def _profile_kernels(train_steps: Iterator[None], world: World) -> list[dict[str, Any]]:
+    """Return name, launches and seconds of each kernel in a step; [] on a CPU.
+
+    The steps are between CUDA's profiler marks, so that ncu records these alone with `--profile-from-start off`.
+    """
+    if not world.on_gpu:
+        return []
+    _synchronize(world)
+    torch.cuda.profiler.start()
+    next(train_steps)
+    _synchronize(world)
+    torch.cuda.profiler.stop()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED_STEPS - 1):
+            next(train_steps)
+        _synchronize(world)
+    kernels: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if event.device_type.name == "CUDA":
+            kernels.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e6)
+    steps = PROFILED_STEPS - 1
+    return [
+        {"name": name, "launches": len(seconds) / steps, "seconds": sum(seconds) / steps}
+        for name, seconds in sorted(kernels.items(), key=lambda item: -sum(item[1]))
+    ]
 
 
 def _train_steps(trainer: PyTorchTrainer, batches: Iterator[Any], phase: PhaseTimer) -> Iterator[None]:

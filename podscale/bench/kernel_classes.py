@@ -1,0 +1,115 @@
+"""Device kernels of a training step by class: launches, time and, from NVIDIA's ncu, bytes of device memory.
+
+    python -m podscale.bench.kernel_classes NCU.csv
+
+prints the table of a file of `ncu --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum`.
+"""
+
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from podscale.errors import InputError
+
+CLASSES = (
+    ("collectives", r"nccl"),
+    ("fused convolution and batch norm", r"^_?podscale_\w+|^_(conv|grad)_\w*kernel"),
+    ("optimizer", r"^_(norms|momentum)_kernel|multi_tensor_apply"),
+    ("compiled reductions", r"^triton_(red|per)_"),
+    ("compiled element-wise", r"^triton_(poi|tem|for)_"),
+    ("layout changes of cuDNN", r"nhwcToNchw|nchwToNhwc|nhwcAddPadding|tensorTransform|SplitK|splitKreduce"),
+    ("batch norm", r"batch_norm|batchnorm|bn_(fw|bw)"),
+    ("pooling", r"pool"),
+    ("convolutions and matrix products", r"gemm|conv|cutlass|xmma|nvjet|wgrad|dgrad|implicit|sm\d+_"),
+    ("copies", r"memcpy|memset|copy|CatArray"),
+    ("element-wise and reductions", r"elementwise|reduce|softmax|loss|fill"),
+)
+"""Class and pattern of kernel names; the first match counts."""
+OTHER = "other"
+
+NAME, SECONDS, BYTES = "Kernel Name", "gpu__time_duration.sum", "dram__bytes.sum"
+"""Columns of ncu's table."""
+UNITS = {
+    **{"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0},
+    **{"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9},
+}
+"""Factor of each of ncu's units to seconds or bytes."""
+
+
+@dataclass
+class KernelTotal:
+    """Sum over the launches of a kernel or of a class: seconds on the device, bytes of its memory if they are known."""
+
+    name: str
+    launches: float
+    seconds: float
+    bytes: float | None = None
+
+
+def kernel_class(name: str) -> str:
+    """Return the class of a kernel by its name."""
+    return next((title for title, pattern in CLASSES if re.search(pattern, name, re.IGNORECASE)), OTHER)
+
+
+def combine_totals(kernels: Iterable[KernelTotal], *, by: Callable[[str], str] = kernel_class) -> list[KernelTotal]:
+    """Add up the kernels with the same `by(name)`, by default of the same class; the longest first."""
+    totals: dict[str, KernelTotal] = {}
+    for kernel in kernels:
+        total = totals.setdefault(by(kernel.name), KernelTotal(by(kernel.name), 0, 0.0))
+        total.launches += kernel.launches
+        total.seconds += kernel.seconds
+        if kernel.bytes is not None:
+            total.bytes = (total.bytes or 0.0) + kernel.bytes
+    return sorted(totals.values(), key=lambda total: -total.seconds)
+
+
+def format_totals(totals: Sequence[KernelTotal], *, title: str = "class") -> list[str]:
+    """Return a Markdown table: launches, ms and share of the time; with known bytes also GB and GB/s."""
+    whole = sum(total.seconds for total in totals)
+    with_bytes = any(total.bytes is not None for total in totals)
+    lines = [f"| {title} | launches | ms | share |", "|---|---:|---:|---:|"]
+    if with_bytes:
+        lines = [f"| {title} | launches | ms | share | GB | GB/s |", "|---|---:|---:|---:|---:|---:|"]
+    for total in totals:
+        cells = [total.name, f"{total.launches:g}", f"{total.seconds * 1e3:.2f}", f"{total.seconds / whole:.1%}"]
+        if with_bytes:
+            size = total.bytes or 0.0
+            cells += [f"{size / 1e9:.2f}", f"{size / total.seconds / 1e9:,.0f}" if total.seconds else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def read_ncu_table(path: Path) -> list[KernelTotal]:
+    """Read the launches of an ncu table. Raises InputError if it has none."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    start = next((n for n, line in enumerate(lines) if f'"{NAME}"' in line), None)
+    if start is None:
+        hint = f"Run ncu with --csv --page raw --metrics {SECONDS},{BYTES}"
+        raise InputError("no table of ncu", field=str(path), hint=hint)
+    units, *rows = csv.DictReader(lines[start:])
+    return [
+        KernelTotal(row[NAME], 1, _number(row[SECONDS], units[SECONDS]), _number(row[BYTES], units[BYTES]))
+        for row in rows
+        if row.get(SECONDS)
+    ]
+
+
+def _number(text: str, unit: str) -> float:
+    return float(text.replace(",", "")) * UNITS[unit]
+
+
+def main() -> None:
+    launches = read_ncu_table(Path(sys.argv[1]))
+    seconds = sum(launch.seconds for launch in launches)
+    size = sum(launch.bytes or 0.0 for launch in launches)
+    print(f"{len(launches)} launches, {seconds * 1e3:.2f} ms, {size / 1e9:.1f} GB\n")
+    print("\n".join(format_totals(combine_totals(launches))))
+    print()
+    print("\n".join(format_totals(combine_totals(launches, by=str)[:40], title="kernel")))
+
+
+if __name__ == "__main__":
+    main()
