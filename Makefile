@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images dist release \
+.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images dist release \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -23,7 +23,8 @@ run: .venv/.run ## shard, train, evaluate and report on embedded real images (RU
 
 # Files keep the order of the directories: short unit tests come last, so that no worker ends with a long file.
 # A lost worker fails the run, because pytest-xdist hangs if it replaces one (tests/support/lost_workers.py).
-SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+SUITE_OPTIONS := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+SUITE = $(BIN)/python -m pytest -n $(WORKERS) $(SUITE_OPTIONS)
 
 test: .venv/.dev ## run the tests in WORKERS processes, one file at a time (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)
@@ -39,6 +40,9 @@ test-drills: .venv/.dev ## run the drills as tests, with two workers for five mi
 
 test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, in three minutes; needs gcc, no GPU
 	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu $(ARGS)
+
+test-oldest: .venv-oldest/.oldest ## run the unit tests with the oldest supported packages, in .venv-oldest (PYTHON=python3.12 for that version)
+	@.venv-oldest/bin/python -m pytest -n $(WORKERS) $(SUITE_OPTIONS) tests/unit $(ARGS)
 
 test-programs: ## install Debian's packages of programs without which tests are skipped: needs root
 	@tools/test_programs.sh
@@ -120,17 +124,17 @@ cluster-down: .venv/.dev ## stop that cluster and remove what it left on the mac
 cluster-clean: .venv/.dev ## remove those too, including podman's images; Go's caches are only listed
 	@$(BIN)/python -m tests.cluster.lab clean
 
-clean: ## remove the environment, the native extension, the caches and the output of `make run`
-	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
+clean: ## remove the environments, the native extension, the caches and the output of `make run`
+	rm -rf .venv .venv-oldest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
 	rm -rf native/target podscale/data/_native*.so
 
 # The environment is installed from hash-pinned files only. A stamp that is older than its requirement file triggers the
 # installation, so a second `make` takes no time. So does a change of the extension, which is built if cargo is there.
 NATIVE := native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs)
-.venv/bin/python:
+.venv/bin/python .venv-oldest/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "podscale needs Python 3.11 or later. Choose one: make PYTHON=python3.12 ..." >&2; exit 2; }
-	@echo "creating .venv with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv .venv
+	@echo "creating $* with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $*
 
 .venv/.run: requirements/run.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv/bin/python
 	@tools/install.sh run
@@ -140,3 +144,6 @@ NATIVE := native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs)
 
 .venv/.docs: requirements/docs.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv/bin/python
 	@tools/install.sh docs
+
+.venv-oldest/.oldest: requirements/oldest.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv-oldest/bin/python
+	@tools/install.sh oldest

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# usage: tools/install.sh run|dev|docs
-# Installs the hash-pinned requirements/<set>.txt and the package itself (editable) into .venv. Used by the Makefile.
+# usage: tools/install.sh run|dev|docs|oldest
+# Installs the hash-pinned requirements/<set>.txt and the package itself (editable) into .venv, and the set oldest into
+# .venv-oldest. Used by the Makefile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 set_name=$1
-python=.venv/bin/python
-log=.venv/install.log
+environment=.venv
+if [ "$set_name" = oldest ]; then environment=.venv-oldest; fi
+python=$environment/bin/python
+log=$environment/install.log
 
 size="a few GB"
 if [ "$set_name" = docs ]; then size="about 100 MB"; fi
@@ -16,6 +19,6 @@ echo "installing requirements/$set_name.txt ($size on the first run; log: $log)"
   # The build tools are installed above from pinned files, so building the package downloads nothing.
   "$python" -m pip install --no-deps --no-build-isolation --progress-bar off --editable .
 } >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed. The full log is in $log" >&2; exit 1; }
-touch ".venv/.$set_name"
+touch "$environment/.$set_name"
 # The development set contains everything that a run and the site need.
 if [ "$set_name" = dev ]; then touch .venv/.run .venv/.docs; fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # usage: [CPU_INDEX=URL] tools/lock.sh [--upgrade]
 # Writes requirements/*.txt from pyproject.toml: names, versions and hashes for all platforms, without an index address.
-# build, run, dev and docs are for this machine. The others are the packages of each image (see images/).
+# build, run, dev and docs are for this machine, and oldest for `make test-oldest`. The others are the packages of each
+# image (see images/).
 # With CPU_INDEX, only requirements/cpu.txt is written, which is not committed.
 # Needs uv, from the development set or the PATH.
 set -euo pipefail
@@ -14,6 +15,8 @@ compile() {
     --no-header --output-file "$@"
 }
 upgrade=("$@") project=pyproject.toml
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
 # Writes an image's requirements: versions of run.txt, without packages that its pods never import. Images are installed
 # with --no-deps, so they contain exactly these packages.
 image() {
@@ -28,8 +31,6 @@ cuda='nvidia-|cuda-|triton'
 
 # podscale-base with PyTorch's CPU build: PyTorch comes from CPU_INDEX, all other packages from the usual index.
 if [ -n "${CPU_INDEX:-}" ]; then
-  work=$(mktemp -d)
-  trap 'rm -r "$work"' EXIT
   { cat pyproject.toml
     printf '[[tool.uv.index]]\nname = "cpu"\nurl = "%s"\nexplicit = true\n' "$CPU_INDEX"
     printf '[tool.uv.sources]\ntorch = { index = "cpu" }\ntorchvision = { index = "cpu" }\n'
@@ -47,6 +48,15 @@ compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra d
 python3 -c 'import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
   compile requirements/docs.txt --constraint requirements/dev.txt "${upgrade[@]}" -
+
+# The lower bounds of pyproject.toml, for what a user installs with PyTorch. JAX is not among them, because it needs a
+# later NumPy. pytest and its plugins are those of dev.txt.
+{ grep -oE '^(pytest[a-z-]*|hypothesis|jsonschema)==\S+' requirements/dev.txt
+  printf '%s\n' 'scikit-learn>=1.5' 'tensorboard>=2.18' 'webdataset>=1.0'
+} >"$work/tools.in"
+echo 'urllib3<2.8' >"$work/limits.in" # the oldest kfp takes no later one
+compile requirements/oldest.txt --resolution lowest-direct --constraint "$work/limits.in" --extra torch --extra timm \
+  --extra hub --extra export --extra serve --extra cluster pyproject.toml "$work/tools.in" "${upgrade[@]}"
 
 image base "$cuda" --extra torch --extra cluster --extra export --extra serve
 image tpu none --extra cluster requirements/tpu.in

@@ -36,6 +36,7 @@ class ServingConfig(uvicorn.Config):
             lifespan="off",
             loop="asyncio",
             interface="asgi3",
+            log_config=None,  # uvicorn's would close the handlers of all other libraries, and their streams
             log_level="warning",
             access_log=False,
             proxy_headers=False,

@@ -1,6 +1,7 @@
 """`podscale serve` before it serves: options, the port, the extra and the model."""
 
 import json
+import logging
 import shutil
 import signal
 from importlib.machinery import PathFinder
@@ -64,21 +65,34 @@ def test_the_extra_is_named_if_it_is_missing(
     assert "serve: needs uvicorn, not installed here. Run `pip install 'podscale[serve]'`" in capsys.readouterr().err
 
 
+class ClosableHandler(logging.NullHandler):
+    """Handler of another library."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The port is open by then; the error still ends the command as any other bad input."""
+    """The port is open by then; the error still ends the command as any other bad input.
+
+    Handlers of other libraries stay open: absl's would close the standard error at which it was imported.
+    """
     broken = tmp_path / "model"
     shutil.copytree(model, broken)
     description = json.loads((broken / "model.json").read_text())
     (broken / "model.json").write_text(json.dumps({**description, "classes": CLASSES[:-1]}))
-    before = signal.getsignal(signal.SIGTERM)
+    before, handler = signal.getsignal(signal.SIGTERM), ClosableHandler()
     assert main(["serve", str(broken), "--port", "0"]) == 2
     printed = capsys.readouterr().err
     assert "serving " in printed
     assert "podscale: " in printed
     assert "Traceback" not in printed
     assert signal.getsignal(signal.SIGTERM) is before
+    assert not handler.is_closed
 
 
 def test_limits_follow_from_the_options() -> None:
