@@ -49,10 +49,10 @@ python3 -c 'import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
   compile requirements/docs.txt --constraint requirements/dev.txt "${upgrade[@]}" -
 
-# The lower bounds of pyproject.toml, for what a user installs with PyTorch. JAX is not among them, because it needs a
-# later NumPy. pytest and its plugins are those of dev.txt.
-{ grep -oE '^(pytest[a-z-]*|hypothesis|jsonschema)==\S+' requirements/dev.txt
-  printf '%s\n' 'scikit-learn>=1.5' 'tensorboard>=2.18' 'webdataset>=1.0'
+# The lower bounds of pyproject.toml, for what a user installs with PyTorch; JAX's too, on CPUs. What only tests import
+# has the versions of dev.txt, or an old version if those need a later NumPy.
+{ grep -oE '^(pytest[a-z-]*|hypothesis|jsonschema|kubernetes-validate)==\S+' requirements/dev.txt
+  printf '%s\n' 'jax>=0.10' 'optax>=0.2.5' 'scikit-learn>=1.5' 'tensorboard>=2.18'
 } >"$work/tools.in"
 echo 'urllib3<2.8' >"$work/limits.in" # the oldest kfp takes no later one
 compile requirements/oldest.txt --resolution lowest-direct --constraint "$work/limits.in" --extra torch --extra timm \
