@@ -23,6 +23,8 @@ synchronise them, which corresponds to the statistics of the first rank.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -96,7 +98,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         mean, var = kernels.moments(x)
         exact = native_kernels.statistics_dtype(x)
         count = x.numel() // x.shape[1]
-        moments = combine_moments(mean, var, count, lambda message: _all_reduce_sum(message, group), exact)
+        moments = combine_moments(mean, var, count, lambda message: all_reduce_sum(message, group), exact)
         invstd = torch.rsqrt(moments.var + eps)
         y = kernels.normalise(x, moments.mean, invstd, weight.to(exact), bias.to(exact))
         ctx.save_for_backward(x, weight, moments.mean, invstd, moments.count)
@@ -110,12 +112,13 @@ class _SyncBatchNorm(torch.autograd.Function):
         x, weight, mean, invstd, count = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=memory_order(x))
         sum_dy, sum_dy_xmu = kernels.gradient_sums(dy, x, mean, invstd)
-        sums = _all_reduce_sum(torch.stack([sum_dy, sum_dy_xmu]), ctx.group)
+        sums = all_reduce_sum(torch.stack([sum_dy, sum_dy_xmu]), ctx.group)
         dx = kernels.input_gradient(dy, x, mean, invstd, weight.to(mean.dtype), sums, count)
         return dx, (sum_dy_xmu * invstd).to(weight.dtype), sum_dy.to(weight.dtype), None, None
 
 
-def _all_reduce_sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_reduce_sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `message` summed over the ranks of `group`, in place unless traced by the compiler."""
     if torch.compiler.is_compiling():
         message = functional.all_reduce(message, "sum", group)
         return functional.wait_tensor(message)  # type: ignore[no-any-return]
@@ -125,6 +128,11 @@ def _all_reduce_sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 log = logging.getLogger(__name__)
+
+FUSED_CHANNELS = 8
+"""Divisor of the channels that the fused kernels take: one byte of a mask."""
+FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of the images that the fused kernels take."""
 
 
 class BatchNorm(nn.Module):
@@ -139,6 +147,7 @@ class BatchNorm(nn.Module):
         group: ranks whose batches are normalised together; None: this rank alone.
         part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
         is_frozen: normalise by the running statistics in training too, and leave them as they are.
+        is_fused: run Triton's kernels where they apply (see `runs_fused`).
     """
 
     running_mean: Tensor
@@ -150,12 +159,25 @@ class BatchNorm(nn.Module):
         self.group: dist.ProcessGroup | None = None
         self.part_size: int | None = None
         self.is_frozen = False
+        self.is_fused = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
+    def runs_fused(self, x: Tensor) -> bool:
+        """Return True if the fused kernels apply to images `x`: in training, in NHWC order, and not in parts."""
+        if not self.is_fused or not self.training or self.is_frozen or torch.compiler.is_compiling():
+            return False
+        has_parts = self.group is None and self.part_size is not None and len(x) >= 2 * self.part_size
+        fits = x.shape[1] % FUSED_CHANNELS == 0 and x.dtype in FUSED_DTYPES
+        return fits and not has_parts and x.is_contiguous(memory_format=torch.channels_last)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.runs_fused(x):
+            from podscale.pytorch.batch_norm import fused  # needs Triton
+
+            return fused.norm(self, x)
         running = (self.running_mean, self.running_var)
         if self.is_frozen:
             return F.batch_norm(x, *running, self.weight, self.bias, False, self.momentum, self.eps)
@@ -167,6 +189,22 @@ class BatchNorm(nn.Module):
         if self.training and self.part_size is not None and len(x) >= 2 * self.part_size:
             return ghost_batch_norm(x, self.weight, self.bias, running, self.part_size, self.momentum, self.eps)
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+
+def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
+    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them."""
+    if find_spec("triton") is None:
+        return False
+    probe = BatchNorm(FUSED_CHANNELS).to(device)
+    probe.is_fused = True
+    try:
+        probe(torch.zeros(1, FUSED_CHANNELS, 2, 2, device=device).contiguous(memory_format=torch.channels_last))
+    except (RuntimeError, OSError, SubprocessError) as error:
+        log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
+        return False
+    for layer in _batch_norm_layers(model):
+        layer.is_fused = True
+    return True
 
 
 def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:
