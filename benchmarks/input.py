@@ -23,9 +23,8 @@ import numpy.typing as npt
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
 from benchmarks.measure import cpu_seconds, median_ratio, rate
-from benchmarks.samples import make_shards
+from benchmarks.samples import make_shards, require_native
 from podscale.config.run_config import RunConfig
-from podscale.data import native
 from podscale.data.decode import decode
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
@@ -48,8 +47,8 @@ def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
     """Return the pipeline of one of Podscale's loaders, with one worker."""
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
-        if name == "native" and not native.is_available():
-            raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")
+        if name == "native":
+            require_native()
         section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": batch}})
         loader = build_loader(

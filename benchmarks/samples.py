@@ -8,6 +8,8 @@ import numpy as np
 from PIL import Image
 
 from podscale.config import DataSection
+from podscale.data import native
+from podscale.errors import InputError
 from podscale.stages import local
 
 
@@ -33,3 +35,9 @@ def make_shards(folder: Path, *, images: int) -> Path:
     sharded = local.shard(data, str(folder))
     assert sharded is not None, "a call without `part` packs the whole shard set"
     return Path(sharded.location)
+
+
+def require_native() -> None:
+    """Raise InputError if the loader `native` would be the reference loader."""
+    if not native.is_available():
+        raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")

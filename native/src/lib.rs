@@ -13,6 +13,7 @@ pub mod header;
 mod huffman;
 mod idct;
 mod kernels;
+mod memory;
 pub mod refusal;
 pub mod resample;
 mod scan;

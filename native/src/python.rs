@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::batch::{BatchDecoder, Job};
-use crate::crop::{self, Crop, Image};
+use crate::crop::{self, Crop, Image, Resize};
 use crate::resample::Filter;
 
 /// Columns of a crop: height and width of the image, left, top, width and height of the rectangle, width and height of
@@ -14,7 +14,7 @@ use crate::resample::Filter;
 const FIELDS: usize = 11;
 
 /// Largest side of an image, pixels. A long image that is resized by its short side becomes longer.
-const MAX_SIDE: u32 = 1 << 20;
+const MAX_SIDE: usize = 1 << 20;
 
 /// Decoder of batches of crops.
 #[pyclass(frozen)]
@@ -61,7 +61,7 @@ impl CropDecoder {
             .map(|((image, crop), (out, status))| Job { image, crop, out, status })
             .collect();
         let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
-        py.detach(|| self.0.decode(&mut jobs, size, filter));
+        py.detach(|| self.0.decode(&mut jobs, Resize { size, filter }));
         Ok(())
     }
 }
@@ -72,30 +72,27 @@ fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<
         return Err(PyValueError::new_err(format!("crops must be int64 [{count}, {FIELDS}]")));
     }
     let values = crops.to_vec(py)?;
-    values
-        .chunks_exact(FIELDS)
-        .map(|row| {
-            let length = |at: usize, largest| u32::try_from(row[at]).ok().filter(|&length| length <= largest);
-            let size = |at: usize| Some(length(at, MAX_SIDE)? as usize);
-            let resized = |at: usize| Some(length(at, u32::MAX)? as usize);
-            let crop = (|| {
-                Some(Crop {
-                    height: size(0)?,
-                    width: size(1)?,
-                    left: size(2)?,
-                    top: size(3)?,
-                    crop_width: size(4)?,
-                    crop_height: size(5)?,
-                    out_width: resized(6)?,
-                    out_height: resized(7)?,
-                    out_left: row[8],
-                    out_top: row[9],
-                    mirror: row[10] != 0,
-                })
-            })();
-            crop.filter(Crop::is_valid).ok_or_else(|| PyValueError::new_err(format!("impossible crop: {row:?}")))
-        })
-        .collect()
+    let rows = values.chunks_exact(FIELDS);
+    rows.map(|row| parse_crop(row).ok_or_else(|| PyValueError::new_err(format!("impossible crop: {row:?}")))).collect()
+}
+
+fn parse_crop(row: &[i64]) -> Option<Crop> {
+    let resized = |at: usize| u32::try_from(row[at]).ok().map(|length| length as usize);
+    let size = |at: usize| resized(at).filter(|&length| length <= MAX_SIDE);
+    let crop = Crop {
+        height: size(0)?,
+        width: size(1)?,
+        left: size(2)?,
+        top: size(3)?,
+        crop_width: size(4)?,
+        crop_height: size(5)?,
+        out_width: resized(6)?,
+        out_height: resized(7)?,
+        out_left: row[8],
+        out_top: row[9],
+        mirror: row[10] != 0,
+    };
+    crop.is_valid().then_some(crop)
 }
 
 /// An array of three dimensions is a decoded image.

@@ -6,6 +6,7 @@ use crate::header::{Header, NATURAL, RawTable};
 use crate::huffman::{BitReader, END_OF_BLOCK, Table};
 use crate::idct::{LARGEST_SUM, SAFE_SUM, dc_sample, idct_checked};
 use crate::kernels::Kernels;
+use crate::memory::reserve;
 use crate::refusal::Refusal;
 use crate::segments::Segments;
 
@@ -30,10 +31,7 @@ impl Plane {
     fn place(&mut self, region: &Region, blocks: (usize, usize)) {
         self.stride = 8 * blocks.0 * region.columns.len();
         (self.left, self.top) = (8 * blocks.0 * region.columns.start, 8 * blocks.1 * region.rows.start);
-        let bytes = self.stride * 8 * blocks.1 * region.rows.len();
-        if self.samples.len() < bytes {
-            self.samples.resize(bytes, 0);
-        }
+        reserve(&mut self.samples, self.stride * 8 * blocks.1 * region.rows.len());
     }
 
     /// Return a row of the component from its column `from` to the plane's right end.

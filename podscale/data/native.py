@@ -34,17 +34,17 @@ another size than the index has, `data` damaged or unusual entropy-coded data.""
 
 
 def is_installed() -> bool:
-    """Return whether the extension is installed."""
+    """Return True if the extension is installed."""
     return _native is not None
 
 
 def is_available() -> bool:
-    """Return whether the extension is installed, and the installed Pillow has its pixels."""
-    return is_installed() and _has_pillows_pixels(_native)
+    """Return True if the extension is installed, and the installed Pillow has its pixels."""
+    return is_installed() and _has_pillows_pixels()
 
 
 @cache
-def _has_pillows_pixels(extension: Any) -> bool:
+def _has_pillows_pixels() -> bool:
     """Compare a few crops with those of the installed libraries: another version of Pillow may resize differently."""
     noise = np.random.default_rng(0).integers(0, 256, (61, 50, 3)).astype(np.uint8)
     file = io.BytesIO()
@@ -54,7 +54,7 @@ def _has_pillows_pixels(extension: Any) -> bool:
     crops = [CropParams(0, 0, *shape, 16, 16, 0, 0, False) for shape in shapes]
     columns = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
     height, width, images = np.full(4, 61), np.full(4, 50), np.empty((4, 16, 16, 3), dtype=np.uint8)
-    decoder, pixels = CropDecoder(1, extension=extension), decode(record)
+    decoder, pixels = CropDecoder(1), decode(record)
     for interpolation in RESAMPLING:
         status = decoder.decode([record] * 4, height, width, columns, images, interpolation)
         wanted = [np.asarray(crop_and_resize(pixels, crop, 16, interpolation)) for crop in crops]
@@ -65,7 +65,7 @@ def _has_pillows_pixels(extension: Any) -> bool:
 
 
 def has_avx2() -> bool:
-    """Return whether the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
+    """Return True if the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
     return bool(_native.has_avx2())
 
 
@@ -74,11 +74,10 @@ class CropDecoder:
 
     Args:
         portable: do not use AVX2.
-        extension: module of the extension; default: the installed one.
     """
 
-    def __init__(self, threads: int, *, portable: bool = False, extension: Any = None) -> None:
-        self._decoder = (extension or _native).CropDecoder(threads, portable=portable)
+    def __init__(self, threads: int, *, portable: bool = False) -> None:
+        self._decoder = _native.CropDecoder(threads, portable=portable)
 
     def decode(
         self,

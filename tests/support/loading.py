@@ -13,7 +13,12 @@ from PIL import Image
 from podscale.config.run_config import RunConfig
 from podscale.data import native
 from podscale.data.loaders.base import Loader
-from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, is_dali_installed
+from podscale.data.loaders.build_loader import (
+    build_evaluation_loader,
+    build_loader,
+    is_dali_installed,
+    open_shard_set,
+)
 from podscale.data.sampler import build_sampler, evaluation_steps
 from podscale.data.shard_set import ShardSet, Split
 from podscale.training.schedules import image_phases
@@ -57,8 +62,24 @@ def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), wor
 def train(
     config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
 ) -> list[Any]:
-    with open_loader(config, ShardSet.open(directory).split("train"), ranks=ranks, world=world) as loader:
-        return list(loader.batches(start, stop))
+    return train_and_close(config, directory, start, stop, ranks=ranks, world=world)[0]
+
+
+def train_and_close(
+    config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
+) -> tuple[list[Any], Any]:
+    """Return the batches, and the closed loader."""
+    split = open_shard_set(str(directory), config).split("train")
+    with open_loader(config, split, ranks=ranks, world=world) as loader:
+        return list(loader.batches(start, stop)), loader
+
+
+def assert_same_batches(left: list[Any], right: list[Any]) -> None:
+    """Check that samples and pixels are the same to the bit."""
+    for one, other in zip(left, right, strict=True):
+        assert one.step == other.step
+        for name in ("keys", "labels", "weights", "images"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), (one.step, name)
 
 
 def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 1) -> list[Any]:

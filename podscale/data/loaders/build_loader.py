@@ -57,15 +57,14 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
     """Resolve `auto` by device and installed software; on a CPU or with augmentation it decodes on the CPU."""
-    on_cpu = "native" if native.is_available() else "reference"
     if name == "auto":
         if has_augmentation or not device.startswith("cuda"):
-            return on_cpu
-        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else on_cpu
+            return _cpu_loader()
+        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else _cpu_loader()
     if name == "native":
         if not native.is_installed():
             log.warning("input.loader=native: the extension is not installed; the reference loader is slower")
-        return on_cpu
+        return _cpu_loader()
     if name == "dali" and not is_dali_installed():
         raise InputError(
             "DALI is not installed",
@@ -74,6 +73,10 @@ def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) ->
             hint="Run `pip install 'podscale[gpu]'`, or set input.loader=auto.",
         )
     return name
+
+
+def _cpu_loader() -> str:
+    return "native" if native.is_available() else "reference"
 
 
 def is_dali_installed() -> bool:

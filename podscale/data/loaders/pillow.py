@@ -49,7 +49,7 @@ class DecodedCache:
         cached = self._kept.get(row)
         if cached is not None:
             return cached
-        height, width = (int(size[row]) for size in self._sizes)
+        height, width = self._image_size(row)
         size = 3 * height * width
         record = self._split.read(row)
         if not self._reserve(size):
@@ -66,11 +66,16 @@ class DecodedCache:
         return self._kept.get(row)
 
     def has_room(self, row: int) -> bool:
-        """Return whether the pixels of an image fit now."""
-        if self._cached_bytes >= self._limit_bytes:
-            return False
+        """Return True if the pixels of an image fit now."""
+        height, width = self._image_size(row)
+        return self._fits(3 * height * width)
+
+    def _image_size(self, row: int) -> tuple[int, int]:
         height, width = (int(size[row]) for size in self._sizes)
-        return self._cached_bytes + 3 * height * width <= self._limit_bytes
+        return height, width
+
+    def _fits(self, size: int) -> bool:
+        return self._cached_bytes + size <= self._limit_bytes
 
     def _keep(self, row: int, pixels: Pixels) -> Pixels:
         with self._lock:
@@ -80,10 +85,10 @@ class DecodedCache:
 
     def _reserve(self, size: int) -> bool:
         """Reserve the bytes of an image; return False if they do not fit."""
-        if self._cached_bytes + size > self._limit_bytes:
+        if not self._fits(size):
             return False
         with self._lock:
-            if self._cached_bytes + size > self._limit_bytes:
+            if not self._fits(size):
                 return False
             self._cached_bytes += size
             return True

@@ -19,9 +19,9 @@ FOLDER = os.environ.get("PODSCALE_TEST_JAX_CUDA", "")
 COMPILE = """
 import json, sys
 from podscale.config import loads
-from podscale.jax.aot.compiler import compile_for_devices
-from podscale.jax.aot.cuda import described_gpus
-analysis, text = compile_for_devices(loads(sys.argv[1], "test"), described_gpus(2, 4), 10, 100)
+from podscale.jax.aot.compiler import compile_step
+from tests.support.described_gpus import described_gpus
+analysis, text = compile_step(loads(sys.argv[1], "test"), described_gpus(2, 4), 10, 100)
 print(json.dumps([analysis, text]))
 """
 DOCUMENT = """
