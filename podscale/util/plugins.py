@@ -76,16 +76,17 @@ class NamedCallable:
         _, module, path = self.value.split(":")
         try:
             found: Any = import_module(module)
-        except Exception as error:
+            for part in path.split("."):
+                owner, found = found, getattr(found, part, None)
+                if found is None:
+                    break
+        except Exception as error:  # a module may import a name at its first use
             problem = f"the module {module} cannot be imported: {type(error).__name__}: {first_line(error)}"
             hint = "Name its folder in launch.code, install it where the run trains, or add its folder to PYTHONPATH."
             raise InputError(problem, field=self.option, got=self.value, hint=hint) from error
-        for part in path.split("."):
-            if not hasattr(found, part):
-                names = [name for name in vars(found) if callable(getattr(found, name))]
-                hint = suggest_similar(part, names)
-                raise InputError(f"{module} has no {path}", field=self.option, got=self.value, hint=hint)
-            found = getattr(found, part)
+        if found is None:
+            hint = suggest_similar(part, dir(owner))
+            raise InputError(f"{module} has no {path}", field=self.option, got=self.value, hint=hint)
         if not callable(found):
             raise InputError(f"{path} is not callable", field=self.option, got=self.value)
         factory: Callable[..., Any] = found

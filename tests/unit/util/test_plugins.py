@@ -36,7 +36,15 @@ stripes = plugin_of_a_test:tiny
 [podscale.optimizers]
 sign-sgd = plugin_of_a_test:optimizer
 """
-MODULE = "VALUE = 1\ndef tiny(num_classes, channels=8): ...\ndef optimizer(shard, scale=1.0): return scale\n"
+MODULE = """
+VALUE = 1
+def tiny(num_classes, channels=8): ...
+def optimizer(shard, scale=1.0): return scale
+def __getattr__(name):
+    if name == "imported_at_first_use":
+        import module_that_is_missing
+    raise AttributeError(name)
+"""
 
 
 @pytest.fixture
@@ -151,7 +159,13 @@ def test_a_callable_of_the_users_code(installed: Path) -> None:
     config = podscale.load({}, **{"train.optimizer.name": "python:plugin_of_a_test:optimizer"})
     factory = plugins.find_factory("train.optimizer.name", config.train.optimizer.name)
     assert plugins.call_plugin(factory, object(), options={"scale": 3}, options_field="o") == 3
-    problems = {"nothing": "has no nothing", "optimiser": "Did you mean optimizer?", "VALUE": "not callable"}
+    problems = {
+        "nothing": "has no nothing",
+        "optimiser": "Did you mean optimizer?",
+        "VALUE": "not callable",
+        "VALUE.nothing": "has no VALUE.nothing",
+        "imported_at_first_use": "ModuleNotFoundError",
+    }
     for name, problem in problems.items():
         with refused(problem, field="train.optimizer.name", got=f"python:plugin_of_a_test:{name}"):
             plugins.NamedCallable("train.optimizer.name", f"python:plugin_of_a_test:{name}").load()
