@@ -154,12 +154,11 @@ def _build_plugin(section: AugmentSection) -> PluginAugmentation | None:
     """Build the augmentation of a plug-in; None for another policy."""
     if not is_from_elsewhere(section.policy):
         return None
-    field = "input.augment.policy"
-    plugin = find_factory("podscale.augmentations", section.policy, field)
-    built = call_plugin(plugin, field, options=section.options, options_field="input.augment.options")
+    plugin = find_factory("input.augment.policy", section.policy)
+    built = call_plugin(plugin, options=section.options, options_field="input.augment.options")
     if not (callable(built) and isinstance(getattr(built, "draws", None), int)):
         problem = f"{plugin} returns {type(built).__name__}, which is not callable or has no number `draws`"
-        raise InputError(problem, field=field, got=section.policy)
+        raise InputError(problem, field=plugin.option, got=section.policy)
     augmentation: PluginAugmentation = built
     return augmentation
 

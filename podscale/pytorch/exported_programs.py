@@ -18,10 +18,10 @@ from podscale.errors import InputError
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.evaluator import mean_logits
 from podscale.pytorch.models import build_model
-from podscale.pytorch.models.external import first_line
 from podscale.pytorch.train_state import load_weights_file
 from podscale.pytorch.world import World
 from podscale.runs.model_files import EvaluatedModel
+from podscale.util.formatting import first_line
 
 EXAMPLE_IMAGES = 2
 """Batch of the example inputs; a batch of 1 would become a constant."""
