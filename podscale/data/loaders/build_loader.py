@@ -76,6 +76,23 @@ def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) ->
     return name
 
 
+def unavailable_reason(name: str, device: str) -> str:
+    """Return the reason why a loader that decodes images does not run on this machine with this device; "" if it does.
+
+    `native` without its extension is unavailable here, although `resolve_loader` has a substitute.
+    """
+    if name == "native" and not native.is_available():
+        found = "its pixels are not those of the installed Pillow" if native.is_installed() else "it is not installed"
+        return f"the native extension is not usable: {found}. `podscale doctor` prints the remedy."
+    if name == "dali" and not is_dali_installed():
+        return "DALI is not installed. Run `pip install 'podscale[gpu]'`."
+    if name == "nvjpeg" and not device.startswith("cuda"):
+        return "it decodes on a GPU, and the device is a CPU"
+    if name == "nvjpeg" and not _is_nvjpeg_available(device):
+        return "torchvision's decoder does not work on this GPU"
+    return ""
+
+
 def is_dali_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
