@@ -37,7 +37,7 @@ def build_loader(
     Args:
         phases: size and crop of the images by first step (`podscale.training.schedules.image_phases`).
         ranks: ranks of the sample order, of `world_size`, that this process computes.
-        device: torch's name (`cpu`, `cuda:0`) of the device on which a loader may decode.
+        device: torch's name (`cpu`, `cuda:0`) of the device that gets the batches, and on which a loader may decode.
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
     split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
@@ -147,10 +147,16 @@ def _make_loader(
         from podscale.data.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
+    from podscale.data.loaders.batch_memory import image_allocator
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
     cpu_loader = NativeLoader if name == "native" else PillowLoader
     return cpu_loader(
-        batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
+        batch_plan,
+        guard,
+        workers=settings.workers,
+        prefetch=settings.prefetch,
+        decoded_bytes=decoded_bytes,
+        allocate=image_allocator(device),
     )
