@@ -10,30 +10,25 @@ the rounds of the images per CPU-second, divided by those of PIL + torchvision w
 
 import io
 import tempfile
-import time
 from collections.abc import Callable, Generator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
-from benchmarks.measure import cpu_seconds, median_ratio, rate
-from benchmarks.samples import make_shards, require_native
+from benchmarks.measure import median_ratio
+from benchmarks.samples import make_shards
+from podscale.bench.input_rates import BatchSizes, Rate, loader_batches, measure_rounds
 from podscale.config.run_config import RunConfig
 from podscale.data.decode import decode
-from podscale.data.loaders.build_loader import build_loader
-from podscale.data.sampler import build_sampler
+from podscale.data.loaders.build_loader import unavailable_reason
 from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
-from podscale.training.schedules import image_phases
 
-BatchSizes = Generator[int, None, None]
-"""Number of images of each batch."""
 Pipeline = Callable[[Split, int, int], BatchSizes]
 """Reads batches; arguments: split, images of a batch, side in pixels."""
 ROUNDS = 5
@@ -47,23 +42,10 @@ def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
     """Return the pipeline of one of Podscale's loaders, with one worker."""
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
-        if name == "native":
-            require_native()
+        if reason := unavailable_reason(name, "cpu"):
+            raise InputError(reason)
         section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
-        config = RunConfig.model_validate({"input": section, "train": {"global_batch": batch}})
-        loader = build_loader(
-            config,
-            split,
-            build_sampler(config, split),
-            phases=image_phases(config, len(split)),
-            ranks=range(1),
-            world_size=1,
-            device="cpu",
-        )
-        try:
-            yield from (len(b) for b in loader.batches(0, 10**9))
-        finally:
-            loader.close()
+        return loader_batches(RunConfig.model_validate({"input": section, "train": {"global_batch": batch}}), split)
 
     return run
 
@@ -170,43 +152,14 @@ PIPELINES: dict[str, Pipeline] = {
 } | {"simplejpeg + OpenCV linear": opencv, "(decoding alone, simplejpeg)": decode_only}
 
 
-class Rate(NamedTuple):
-    """Speed of a pipeline in one round: images per CPU-second, and per second."""
-
-    per_cpu_second: float
-    per_second: float
-
-
-def measure_round(pipeline: Pipeline, split: Split, images: int, batch: int, size: int) -> Rate:
-    """Open a pipeline, warm it up, read `images`, and close it."""
-    with closing(pipeline(split, batch, size)) as stream:
-        for _ in range(4):
-            next(stream)
-        cpu, wall, count = cpu_seconds(), time.perf_counter(), 0
-        while count < max(batch, images):
-            count += next(stream)
-        return Rate(rate(count, cpu_seconds() - cpu), rate(count, time.perf_counter() - wall))
-
-
 def measure(split: Split, images: int, batch: int, size: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
     """Return the speeds of each pipeline, one a round, and the reason of each pipeline that cannot run here."""
-    rates: dict[str, list[Rate]] = {name: [] for name in PIPELINES}
-    reasons: dict[str, Exception] = {}
-    for number in range(ROUNDS):
-        for name in rotated(list(PIPELINES), number):  # so that no pipeline always follows the same one's load
-            if name in reasons:
-                continue
-            try:
-                rates[name].append(measure_round(PIPELINES[name], split, images // ROUNDS, batch, size))
-            except (ImportError, InputError) as error:
-                if name == REFERENCE:
-                    raise
-                reasons[name] = error
+    pipelines = {name: partial(pipeline, split, batch, size) for name, pipeline in PIPELINES.items()}
+    rates, reasons = measure_rounds(pipelines, ROUNDS, images=max(batch, images // ROUNDS))
+    for name, error in reasons.items():
+        if name == REFERENCE or not isinstance(error, ImportError | InputError):
+            raise error
     return rates, reasons
-
-
-def rotated(names: list[str], by: int) -> list[str]:
-    return [*names[by:], *names[:by]]
 
 
 def table(directory: str, images: int, batch: int, size: int) -> list[str]:

@@ -41,7 +41,9 @@ def document(loader: str = "reference", batch: int = 8, size: int = 32, **sectio
 
 
 @contextmanager
-def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), world: int = 1) -> Iterator[Loader]:
+def open_loader(
+    config: RunConfig, split: Split, *, ranks: range = range(1), world: int = 1, device: str = "cpu"
+) -> Iterator[Loader]:
     """Yield a training loader of these ranks; it is closed twice."""
     loader = build_loader(
         config,
@@ -50,7 +52,7 @@ def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), wor
         phases=image_phases(config, len(split)),
         ranks=ranks,
         world_size=world,
-        device="cpu",
+        device=device,
     )
     try:
         yield loader

@@ -16,6 +16,7 @@ from PIL import Image
 from podscale.data.batch_plan import BatchPlan
 from podscale.data.decode import Pixels
 from podscale.data.loaders.base import BadRecordGuard
+from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
 from podscale.data.loaders.pillow import PendingBatch, PillowLoader
 from podscale.data.native import REASONS, CropDecoder
 
@@ -30,9 +31,18 @@ class NativeLoader(PillowLoader):
     """
 
     def __init__(
-        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+        self,
+        batch_plan: BatchPlan,
+        guard: BadRecordGuard,
+        *,
+        workers: int,
+        prefetch: int,
+        decoded_bytes: int = 0,
+        allocate: AllocateImages = allocate_pageable,
     ) -> None:
-        super().__init__(batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes)
+        super().__init__(
+            batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes, allocate=allocate
+        )
         self._decoder = CropDecoder(workers)
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")
         self._refusals = Counter(dict.fromkeys(REASONS.values(), 0))

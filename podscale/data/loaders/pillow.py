@@ -18,6 +18,7 @@ from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode_rows
 from podscale.data.loaders.base import BadRecordGuard, Batch
+from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
 from podscale.data.shard_set import Split
 
 
@@ -105,23 +106,33 @@ _CHUNK = 4  # images per task
 
 
 class PendingBatch:
-    """Batch that is being filled."""
+    """Batch that is being filled; `images` is uint8 [n, size, size, 3], uninitialised."""
 
-    def __init__(self, request: BatchRequest, crops: CropParamsBatch, size: int) -> None:
-        self.request, self.crops, self.size = request, crops, size
-        self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
+    def __init__(self, request: BatchRequest, crops: CropParamsBatch, images: Pixels) -> None:
+        self.request, self.crops, self.images = request, crops, images
+        self.size = images.shape[1]
         self.images[request.sample_count :] = 0
         self.rows: npt.NDArray[np.int64] = request.rows.copy()
         self.tasks: list[Future[None]] = []
 
 
 class PillowLoader:
-    """Loader with `workers` threads, `prefetch` batches ahead; keeps up to `decoded_bytes` of decoded images."""
+    """Loader with `workers` threads, `prefetch` batches ahead; keeps up to `decoded_bytes` of decoded images.
+
+    `allocate` gives the memory of a batch. The thread that iterates over the batches calls it.
+    """
 
     def __init__(
-        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+        self,
+        batch_plan: BatchPlan,
+        guard: BadRecordGuard,
+        *,
+        workers: int,
+        prefetch: int,
+        decoded_bytes: int = 0,
+        allocate: AllocateImages = allocate_pageable,
     ) -> None:
-        self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
+        self._batch_plan, self._guard, self._prefetch, self._allocate = batch_plan, guard, prefetch, allocate
         self._images = DecodedCache(batch_plan.split, decoded_bytes)
         self._augment = batch_plan.augment
         self._window: deque[PendingBatch] = deque()
@@ -161,7 +172,8 @@ class PillowLoader:
     def _submit_batch(self, step: int) -> PendingBatch:
         request = self._batch_plan.request_at(step)
         views = self._batch_plan.crops_of(step, request.rows, request.epochs)
-        pending = PendingBatch(request, views, self._batch_plan.image_size_at(step))
+        size = self._batch_plan.image_size_at(step)
+        pending = PendingBatch(request, views, self._allocate((len(request.rows), size, size, 3)))
         self._start(pending)
         return pending
 
