@@ -29,6 +29,7 @@ class BenchVariant:
 GRAPH = {"train.cuda_graph": True}
 COMPILED = {**GRAPH, "train.compile": "default"}
 AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
+JAX = {"train.engine": "jax"}
 FOLDED = {"train.stem_compute": "space_to_depth"}
 BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
 
@@ -40,6 +41,8 @@ GPU_VARIANTS = (
     BenchVariant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real_images=True),
     BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
     BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
+    BenchVariant("JAX, bf16", {**JAX, **BF16}, 256),
+    BenchVariant("JAX, bf16, 400", {**JAX, **BF16}, 400),
     BenchVariant("fp32", FP32, 256),
     BenchVariant("bf16-pure, graph, 400", {**PURE, **GRAPH}, 400),
     BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),

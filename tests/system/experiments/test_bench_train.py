@@ -62,7 +62,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     assert row.found is not None, row.reason
     assert (row.found["ranks"], row.found["batch"]) == (2, 4)
     rate = row.found["images_per_second"]
-    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # no more measurements are possible
+    monkeypatch.setitem(sweep.BENCHMARK_MODULES, "pytorch", "podscale.no_such_module")  # no more measurements are possible
     again, other = measure([two, BenchVariant("other", batch=6)], tmp_path)
     assert again.found is not None
     assert again.found["images_per_second"] == rate
