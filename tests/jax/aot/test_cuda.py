@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from podscale.jax.xla_flags import xla_environment
+from tests.support.xla import list_groups
 
 FOLDER = os.environ.get("PODSCALE_TEST_JAX_CUDA", "")
 COMPILE = """
@@ -57,7 +58,7 @@ def compiled(update: str, algorithm: str) -> tuple[dict[str, Any], str]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     analysis, text = json.loads(done.stdout.splitlines()[-1])
-    return analysis, text
+    return analysis, list_groups(text)
 
 
 def test_a_replicated_update_is_compiled_with_asynchronous_messages() -> None:
