@@ -51,7 +51,7 @@ def result_of(process: "subprocess.Popen[str]") -> tuple[str, list[float], int]:
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
-def test_a_training_has_the_losses_of_the_cpu(make_shard_set: Any, tmp_path: Path, precision: str) -> None:
+def test_a_compiled_training_has_the_losses_of_the_cpu(make_shard_set: Any, tmp_path: Path, precision: str) -> None:
     if find_spec("jax") is None:
         pytest.skip("JAX is not installed: podscale[jax-cuda]")
     if not host_info.visible_gpus():
