@@ -30,6 +30,7 @@ GRAPH = {"train.cuda_graph": True}
 COMPILED = {**GRAPH, "train.compile": "default"}
 AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
 FUSED = {**GRAPH, "train.fused_kernels": "auto"}
+JAX = {"train.engine": "jax"}
 FOLDED = {"train.stem_compute": "space_to_depth"}
 BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
 
@@ -45,6 +46,8 @@ GPU_VARIANTS = (
     BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
     BenchVariant("bf16-pure, fused, graph, 400, folded stem", {**PURE, **FUSED, **FOLDED}, 400),
     BenchVariant("bf16, compile, graph, 400, folded stem, real images", {**BF16, **COMPILED, **FOLDED}, 400, True),
+    BenchVariant("JAX, bf16", {**JAX, **BF16}, 256),
+    BenchVariant("JAX, bf16, 400", {**JAX, **BF16}, 400),
     BenchVariant("fp32", FP32, 256),
     BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
     BenchVariant("bf16, fused, graph, 400", {**BF16, **FUSED}, 400),

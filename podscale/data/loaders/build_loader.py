@@ -75,10 +75,10 @@ def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) ->
     return name
 
 
-<<<<<<< HEAD
 def _cpu_loader() -> str:
     return "native" if native.is_available() else "reference"
-=======
+
+
 def unavailable_reason(name: str, device: str) -> str:
     """Return the reason why a loader that decodes images does not run on this machine with this device; "" if it does.
 
@@ -94,7 +94,6 @@ def unavailable_reason(name: str, device: str) -> str:
     if name == "nvjpeg" and not _is_nvjpeg_available(device):
         return "torchvision's decoder does not work on this GPU"
     return ""
->>>>>>> benchinput
 
 
 def is_dali_installed() -> bool:
