@@ -63,12 +63,11 @@ def serve(
         queue=queue,
         top=top,
         convert=convert,
-        calibrate=not plain,
         max_request_mib=max_request_mib,
         request_seconds=request_seconds,
         max_connections=max_connections,
         drain_seconds=drain_seconds,
         grace_seconds=grace_seconds,
     )
-    with opened_model(model, calibrate=options.calibrate) as opened:
+    with opened_model(model, calibrate=not plain) as opened:
         return serve_until_stopped(opened, options)
