@@ -127,6 +127,7 @@ class TrainMetrics:
         self._set(train_peak_flops=peak or None)
 
     def set_flops_per_image(self, flops: float) -> None:
+        """Set `flops`, the FLOPs of an image forward and backward, as after a change of the image size."""
         self._flops_per_image = flops
 
     def set_all_reduce_info(self, info: Mapping[str, str]) -> None:
