@@ -2,6 +2,8 @@
 
 import io
 import tarfile
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,13 @@ def write_archive(path: Path, *, images: int, classes: int = 2, side: int = 96) 
             file.seek(0)
             archive.addfile(member, file)
     return path
+
+
+def read_archive(path: Path, count: int) -> Iterator[bytes]:
+    """Yield the first `count` files of an archive."""
+    with tarfile.open(path) as archive:
+        files = (archive.extractfile(member) for member in archive if member.isfile())
+        yield from (file.read() for file in islice(files, count) if file is not None)
 
 
 def make_shards(folder: Path, *, images: int) -> Path:
