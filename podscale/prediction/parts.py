@@ -19,9 +19,10 @@ from podscale.errors import InputError
 from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.predict import predict_items
 from podscale.prediction.predictor import PredictedItem, Predictor
-from podscale.prediction.writers import JsonLinesWriter
+from podscale.prediction.writers import line_of
 from podscale.runs.model_files import inference_options_of, preprocessing_of
-from podscale.util.files import file_sha256, fsync_directory, write_json
+from podscale.util.files import file_sha256, open_atomically, write_json
+from podscale.util.formatting import one_line
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.version import VERSION
 
@@ -130,10 +131,10 @@ def read_manifest(path: Path) -> PartManifest | None:
         return PartManifest(**content)
     except FileNotFoundError:
         return None
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        problem = f"not the manifest of a part ({str(error).splitlines()[0]})"
+        problem = f"not the manifest of a part ({one_line(str(error))})"
         raise InputError(problem, field=str(path), hint="Delete it and predict the part again.") from error
 
 
@@ -188,29 +189,22 @@ def predict_part(
 def _write_rows(
     path: Path, items: Iterator[PredictedItem], expected: int, reporter: ProgressReporter
 ) -> tuple[int, str]:
-    """Write the rows to a file, which appears complete or not at all; return their number and the hash of the file."""
-    written = 0
-    # Two pods may predict one part for a while, so each has a temporary name of its own.
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            writer = JsonLinesWriter(file)
-            for _, prediction in items:
-                writer.write(prediction)
-                written += 1
-                reporter.add(1, rejects=int(prediction.failure is not None))
-            if written != expected:
-                hint = "Predict the images when none are added or removed."
-                raise InputError("the list of images changed during the prediction", field=path.stem, hint=hint)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
-        digest = file_sha256(Path(temporary))
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    fsync_directory(path.parent)
-    return written, digest
+    """Write the rows to a file, which appears complete or not at all; return their number and the hash of the file.
+
+    Two pods may predict one part for a while; the last one replaces the file.
+    """
+    written, digest = 0, hashlib.sha256()
+    with open_atomically(path) as file:
+        for _, prediction in items:
+            line = line_of(prediction).encode()
+            file.write(line)
+            digest.update(line)
+            written += 1
+            reporter.add(1, rejects=int(prediction.failure is not None))
+        if written != expected:
+            hint = "Predict the images when none are added or removed."
+            raise InputError("the list of images changed during the prediction", field=path.stem, hint=hint)
+    return written, digest.hexdigest()
 
 
 def missing_parts(folder: Path, count: int) -> list[Part]:
