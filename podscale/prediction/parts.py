@@ -4,12 +4,14 @@ Every part lists all images, so that all of them agree on the list. A part ends 
 the bit, those of one process that predicts the whole list. A finished part is not predicted again.
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,8 +195,11 @@ def _write_rows(
 
     Two pods may predict one part for a while; the last one replaces the file.
     """
+    _remove_leftovers(path)
     written, digest = 0, hashlib.sha256()
     with open_atomically(path) as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for _, prediction in items:
             line = line_of(prediction).encode()
             file.write(line)
@@ -205,6 +210,14 @@ def _write_rows(
             hint = "Predict the images when none are added or removed."
             raise InputError("the list of images changed during the prediction", field=path.stem, hint=hint)
     return written, digest.hexdigest()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete temporary files of killed processes; a living process holds a lock on its own."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        with suppress(OSError), leftover.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink()
 
 
 def missing_parts(folder: Path, count: int) -> list[Part]:
