@@ -17,6 +17,8 @@ FILE_NAMES: dict[str, str] = {
     "html-int8": "demo.int8.html",
 }
 """Name of each format's file in the folder `export` of a run."""
+EXPORT_METADATA_FILE = "podscale_export.json"
+"""Member of an exported torch archive that has its metadata."""
 CHECK_IMAGES = 1000
 """Default of the most images of a check."""
 CALIBRATION_IMAGES = 64

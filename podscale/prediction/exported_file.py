@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.config import InputSection
-from podscale.config.export import FILE_NAMES
+from podscale.config.export import EXPORT_METADATA_FILE, FILE_NAMES
 from podscale.errors import InputError
 from podscale.prediction import onnx_runtime
 from podscale.prediction.onnx_runtime import InferenceFunction
 from podscale.prediction.probabilities import log_softmax
-from podscale.runs.model_files import EXPORT_METADATA_FILE
 from podscale.util.formatting import one_line
 
 EXPORT_FORMAT = "podscale-export-1"

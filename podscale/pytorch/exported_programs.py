@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from podscale.config import RunConfig
+from podscale.config.export import EXPORT_METADATA_FILE
 from podscale.errors import InputError
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.evaluator import mean_logits
@@ -21,7 +22,7 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.models.external import first_line
 from podscale.pytorch.train_state import load_weights_file
 from podscale.pytorch.world import World
-from podscale.runs.model_files import EXPORT_METADATA_FILE, EvaluatedModel
+from podscale.runs.model_files import EvaluatedModel
 
 EXAMPLE_IMAGES = 2
 """Batch of the example inputs; a batch of 1 would become a constant."""

@@ -22,8 +22,6 @@ from podscale.util.files import file_sha256
 
 MODEL_FORMAT = "podscale-model-1"
 WEIGHTS_FILE = "model.safetensors"
-EXPORT_METADATA_FILE = "podscale_export.json"
-"""Member of an exported torch archive that has its metadata."""
 OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
 """File of the weights other than the final model's, by `evaluate.weights`."""
 
