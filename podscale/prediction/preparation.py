@@ -60,10 +60,11 @@ class ImagePreparer:
         heights, widths = (np.array([side]) for side in pixels.shape[:2])
         crops = evaluation_crops(widths, heights, size=self.size, fraction=self._fraction)
         if self._native is not None:
-            images = np.empty((1, self.size, self.size, 3), dtype=np.uint8)
+            square: Pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
+            images = square[np.newaxis]
             refused = self._native.decode([pixels], heights, widths, crops, images, self._interpolation)
             if not refused.any():
-                return images[0]
+                return square
         return np.asarray(crop_and_resize(pixels, crops[0], self.size, self._interpolation))
 
     def _decode_record(self, record: Pixels, height: int, width: int) -> Pixels:
