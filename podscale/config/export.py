@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from podscale.config.fields import Section, conflict_error, display_field
 
-ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors", "html", "html-int8"]
+FormatName = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors", "html", "html-int8"]
 FILE_NAMES: dict[str, str] = {
     "onnx": "model.onnx",
     "onnx-int8": "model.int8.onnx",
@@ -17,12 +17,18 @@ FILE_NAMES: dict[str, str] = {
     "html-int8": "demo.int8.html",
 }
 """Name of each format's file in the folder `export` of a run."""
+EXPORT_METADATA_FILE = "podscale_export.json"
+"""Member of an exported torch archive that has its metadata."""
+CHECK_IMAGES = 1000
+"""Default of the most images of a check."""
+CALIBRATION_IMAGES = 64
+"""Default of the most images that calibrate int8."""
 
 
 class ExportSection(Section):
     """Files of the trained model, each compared with it before it takes its name."""
 
-    formats: tuple[ExportFormat, ...] = display_field(
+    formats: tuple[FormatName, ...] = display_field(
         (),
         "Files to write after the report: `onnx`, `onnx-int8` (quantised on training images), `torch-export`, "
         "`torchscript`, `safetensors`, `html` (a page that classifies pictures in the browser), `html-int8`. Default: "
@@ -33,8 +39,8 @@ class ExportSection(Section):
         "Take uint8 pixels [n, size, size, 3] and give probabilities; else normalised float32 and logits. Safetensors "
         "have weights alone.",
     )
-    images: int = display_field(1000, "Most validation images of the check and of int8's accuracy.", ge=1)
-    calibration_images: int = display_field(64, "Most training images that calibrate int8.", ge=1)
+    images: int = display_field(CHECK_IMAGES, "Most validation images of the check and of int8's accuracy.", ge=1)
+    calibration_images: int = display_field(CALIBRATION_IMAGES, "Most training images that calibrate int8.", ge=1)
 
     mlflow_model: str | None = display_field(
         None,

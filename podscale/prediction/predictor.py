@@ -13,6 +13,7 @@ from podscale.prediction.decoded_chunks import ChunkDecoder, DecodedChunk
 from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs, standard_input_lines
 from podscale.prediction.model import Classifier, PredictionModel, open_model
 from podscale.prediction.preparation import ImagePreparer
+from podscale.prediction.probabilities import softmax
 from podscale.util.host_info import cpu_count, visible_gpus
 from podscale.util.locations import Location
 
@@ -175,6 +176,4 @@ def top_classes(
         temperature: positive; 1 is plain softmax.
     """
     topk = np.argsort(-log_probabilities, axis=1, kind="stable")[:, :top]
-    scaled = log_probabilities.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    return topk, np.take_along_axis(weights, topk, axis=1) / weights.sum(axis=1, keepdims=True)
+    return topk, np.take_along_axis(softmax(log_probabilities, temperature), topk, axis=1)

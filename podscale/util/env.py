@@ -58,6 +58,11 @@ KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
 WEB_RUNTIME: Final = "PODSCALE_WEB_RUNTIME"
 
 
+def cache_directory(name: str) -> Path:
+    """Return the folder `name` in the user's cache of Podscale, which may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / name
+
+
 class Variable(NamedTuple):
     """One environment variable, with the type of its value, its writer and its reader."""
 
