@@ -30,7 +30,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
-def exact_outputs(kind: str, oracle: nn.Module, x: Tensor, shortcut: Tensor) -> Tensor:
+def exact_output(kind: str, oracle: nn.Module, x: Tensor, shortcut: Tensor) -> Tensor:
     y = oracle(x)
     match kind:
         case "norm":
@@ -70,7 +70,7 @@ def errors_of(
     assert layer.runs_fused(x)
     outputs = split_fork(KINDS[kind](layer, x, shortcut))
     exact_x, exact_shortcut = (image.double().requires_grad_() for image in images)
-    expected = exact_outputs(kind, oracle, exact_x, exact_shortcut)
+    expected = exact_output(kind, oracle, exact_x, exact_shortcut)
     y = outputs.branch
     assert y.dtype == dtype
     assert y.is_contiguous(memory_format=nhwc)

@@ -23,6 +23,7 @@ class Fork(NamedTuple):
 
 
 def split_fork(x: Tensor | Fork) -> Fork:
+    """Return `x`, images [n, channels, height, width], for both consumers."""
     return x if isinstance(x, Fork) else Fork(x, x)
 
 

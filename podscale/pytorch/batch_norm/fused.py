@@ -26,23 +26,23 @@ Gradients = tuple[Tensor, Tensor | None]
 
 
 def norm(layer: BatchNorm, x: Tensor) -> Tensor:
-    """Return the normalised images."""
+    """Return the normalised images `x` [n, channels, height, width]."""
     return _Norm.apply(x, layer.weight, layer.bias, None, layer, NO_MASK)  # type: ignore[no-any-return]
 
 
 def norm_relu(layer: BatchNorm, x: Tensor) -> Tensor:
-    """Return the ReLU of the normalised images."""
+    """Return the ReLU of the normalised images `x` [n, channels, height, width]."""
     return _Norm.apply(x, layer.weight, layer.bias, None, layer, MASK_OF_X)  # type: ignore[no-any-return]
 
 
 def norm_add_relu(layer: BatchNorm, x: Tensor, shortcut: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ReLU of the sum of the normalised images and `shortcut`, twice, for its two consumers."""
+    """Return the ReLU of the normalised `x` plus `shortcut` [n, channels, ...], twice, for its two consumers."""
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
     return _Norm.apply(x, layer.weight, layer.bias, shortcut, layer, MASK_OF_BITS)  # type: ignore[no-any-return]
 
 
 def norm_relu_pool(layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pooled ReLU of the normalised images, twice, for its two consumers (see `fused_pool_kernels`)."""
+    """Return the pooled ReLU of the normalised `x` [n, channels, height, width], twice, for its two consumers."""
     return _NormPool.apply(x, layer.weight, layer.bias, layer)  # type: ignore[no-any-return]
 
 

@@ -354,7 +354,7 @@ class Affine(NamedTuple):
 
 
 def chunk_moments(x: Tensor, shape: ImageRows) -> Tensor:
-    """Return mean and sum of squared deviations of each chunk, fp32 [2, parts, channels]."""
+    """Return mean and sum of squared deviations of each chunk of images `x`, fp32 [2, parts, channels]."""
     partial = torch.empty(2, shape.parts, shape.channels, device=x.device)
     tile = shape.tiling
     _moments_kernel[(shape.parts, shape.columns)](
@@ -372,7 +372,14 @@ def local_affine(
     momentum: float,
     eps: float,
 ) -> Affine:
-    """Return the map by the moments of this rank alone, and move the running statistics."""
+    """Return the map by the moments of this rank alone, and move the running statistics.
+
+    Args:
+        partial: those of `chunk_moments`, fp32 [2, parts, channels].
+        weight: scale, fp32 [channels].
+        bias: shift, fp32 [channels].
+        running: mean and variance, fp32 [channels], changed in place.
+    """
     out = partial.new_empty(5, shape.channels)
     _finish_moments_kernel[(-(-shape.channels // FINISH_CHANNELS),)](
         *(partial[0], partial[1], weight, bias, *running, out),
@@ -385,7 +392,11 @@ def local_affine(
 
 
 def local_moments(partial: Tensor, shape: ImageRows) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of this rank, fp32 [channels]."""
+    """Return mean and biased variance of this rank, fp32 [channels].
+
+    Args:
+        partial: those of `chunk_moments`, fp32 [2, parts, channels].
+    """
     out = partial.new_empty(2, shape.channels)
     _finish_moments_kernel[(-(-shape.channels // FINISH_CHANNELS),)](
         *(partial[0], partial[1], out, out, out, out, out),
@@ -400,7 +411,12 @@ def local_moments(partial: Tensor, shape: ImageRows) -> tuple[Tensor, Tensor]:
 def normalise(
     x: Tensor, shape: ImageRows, affine: Affine, relu: int, shortcut: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output, and with `MASK_OF_BITS` the mask of its ReLU, uint8 [rows, channels / 8]."""
+    """Return the output, and with `MASK_OF_BITS` the mask of its ReLU, uint8 [rows, channels / 8].
+
+    Args:
+        x: images [n, channels, height, width] in NHWC order.
+        shortcut: what `MASK_OF_BITS` adds before the ReLU, like `x`.
+    """
     y, tile = torch.empty_like(x), shape.tiling
     bits = None
     if relu == MASK_OF_BITS:
@@ -424,18 +440,23 @@ def chunk_gradient_sums(
     """Return the sums of each chunk, fp32 [2, parts, channels], and the gradient that `input_gradient` takes.
 
     That is `gradients[0]` itself, or with `MASK_OF_BITS` the masked sum of both, in the dtype of x.
+
+    Args:
+        gradients: those of the output's consumers, like `x`.
+        x: images [n, channels, height, width] in NHWC order.
+        bits: mask of the ReLU by `normalise`, uint8 [rows, channels / 8].
     """
     partial = torch.empty(2, shape.parts, shape.channels, device=x.device)
     first, second = gradients
-    masked = torch.empty_like(x) if relu == MASK_OF_BITS else first
+    masked = torch.empty_like(x) if relu == MASK_OF_BITS else None
     tile = shape.tiling
     _gradient_sums_kernel[(shape.parts, shape.columns)](
         *(first, first if second is None else second, x, x if bits is None else bits),
-        *(affine.mean, affine.scale, affine.shift, masked, partial[0], partial[1]),
+        *(affine.mean, affine.scale, affine.shift, partial if masked is None else masked, partial[0], partial[1]),
         *(shape.rows, shape.channels, tile.chunk, relu, second is not None, tile.rows, tile.channels),
         num_warps=WARPS,
     )
-    return partial, masked
+    return partial, first if masked is None else masked
 
 
 class InputGradientTerms(NamedTuple):
@@ -448,12 +469,20 @@ class InputGradientTerms(NamedTuple):
 
 
 def local_gradient_terms(partial: Tensor, shape: ImageRows, affine: Affine) -> InputGradientTerms:
-    """Return the terms by the sums of this rank alone."""
+    """Return the terms by the sums of this rank alone.
+
+    Args:
+        partial: those of `chunk_gradient_sums`, fp32 [2, parts, channels].
+    """
     return InputGradientTerms(*_finish_gradient_sums(partial, shape, affine, 4).unbind())
 
 
 def local_gradient_sums(partial: Tensor, shape: ImageRows, affine: Affine) -> Tensor:
-    """Return sum(g) and sum(g * (x - mean)) of this rank, fp32 [2, channels]."""
+    """Return sum(g) and sum(g * (x - mean)) of this rank, fp32 [2, channels].
+
+    Args:
+        partial: those of `chunk_gradient_sums`, fp32 [2, parts, channels].
+    """
     return _finish_gradient_sums(partial, shape, affine, 2)
 
 
@@ -471,7 +500,14 @@ def _finish_gradient_sums(partial: Tensor, shape: ImageRows, affine: Affine, out
 def input_gradient(
     gradient: Tensor, x: Tensor, shape: ImageRows, affine: Affine, slope: Tensor, constant: Tensor, relu: int
 ) -> Tensor:
-    """Return scale * g + slope * (x - mean) + constant, g being `gradient`, masked again if `relu` is `MASK_OF_X`."""
+    """Return scale * g + slope * (x - mean) + constant, g being `gradient`, masked again if `relu` is `MASK_OF_X`.
+
+    Args:
+        gradient: like `x`.
+        x: images [n, channels, height, width] in NHWC order.
+        slope: fp32 [channels].
+        constant: fp32 [channels].
+    """
     dx, tile = torch.empty_like(x), shape.tiling
     _input_gradient_kernel[(shape.tiles,)](
         *(gradient, x, affine.mean, affine.scale, affine.shift, slope, constant, dx),

@@ -212,7 +212,11 @@ PASSES_PER_TILE = 4
 
 
 def pool(x: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:
-    """Return max(0, x * scale + shift), pooled, and the pixel number of each value, uint8 in the same shape."""
+    """Return max(0, x * scale + shift), pooled, and the pixel number of each value, uint8 in the same shape.
+
+    Args:
+        x: images [n, channels, height, width] in NHWC order.
+    """
     shape = PoolShape.of(x)
     n, channels, height, width = x.shape
     pooled = torch.empty(n, channels, height // 2, width // 2, dtype=x.dtype, device=x.device)
@@ -229,7 +233,13 @@ def pool(x: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:
 def pool_chunk_gradient_sums(
     gradients: tuple[Tensor, Tensor | None], indices: Tensor, x: Tensor, affine: Affine
 ) -> Tensor:
-    """Return the sums of each chunk, fp32 [2, parts, channels] (see `fused_kernels.chunk_gradient_sums`)."""
+    """Return the sums of each chunk, fp32 [2, parts, channels] (see `fused_kernels.chunk_gradient_sums`).
+
+    Args:
+        gradients: those of the consumers of the pooled images, in their shape.
+        indices: pixel numbers by `pool`, uint8 in the same shape.
+        x: images [n, channels, height, width] in NHWC order.
+    """
     shape = PoolShape.of(x)
     tile = image_tiling(shape.squares, shape.channels, x.device)
     parts, columns = -(-shape.squares // tile.chunk), -(-shape.channels // tile.channels)
@@ -251,7 +261,15 @@ def pool_input_gradient(
     slope: Tensor,
     constant: Tensor,
 ) -> Tensor:
-    """Return the gradient of x (see `fused_kernels.input_gradient`)."""
+    """Return the gradient of x (see `fused_kernels.input_gradient`).
+
+    Args:
+        gradients: those of the consumers of the pooled images, in their shape.
+        indices: pixel numbers by `pool`, uint8 in the same shape.
+        x: images [n, channels, height, width] in NHWC order.
+        slope: fp32 [channels].
+        constant: fp32 [channels].
+    """
     shape, dx = PoolShape.of(x), torch.empty_like(x)
     tile = image_tiling(shape.squares, shape.channels, x.device)
     rows, columns = max(1, tile.rows // PASSES_PER_TILE), -(-shape.channels // tile.channels)

@@ -195,10 +195,11 @@ def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
     """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them."""
     if find_spec("triton") is None:
         return False
-    probe = BatchNorm(FUSED_CHANNELS).to(device)
+    with device:
+        probe, images = BatchNorm(FUSED_CHANNELS), torch.zeros(1, FUSED_CHANNELS, 2, 2)
     probe.is_fused = True
     try:
-        probe(torch.zeros(1, FUSED_CHANNELS, 2, 2, device=device).contiguous(memory_format=torch.channels_last))
+        probe(images.contiguous(memory_format=torch.channels_last))
     except (RuntimeError, OSError, SubprocessError) as error:
         log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
         return False
