@@ -103,7 +103,7 @@ def test_ranks_of_unequal_batches_are_normalised_as_one_batch(world: Any, channe
     import torch
 
     from podscale.pytorch.batch_norm import native_kernels
-    from podscale.pytorch.batch_norm.layer import combine_moments
+    from podscale.pytorch.batch_norm.sync import combine_moments
 
     batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
     gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]

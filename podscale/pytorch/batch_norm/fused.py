@@ -1,13 +1,14 @@
 """Autograd functions of the fused kernels: batch norm with ReLU, with a block's sum, and with the stem's pooling.
 
 Results are fp32 until they are rounded once, after the ReLU; separate operations round after each of them. With a group
-of ranks, moments and gradient sums are added up over it as in `layer`.
+of ranks, moments and gradient sums are added up over it as in `sync`.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from podscale.pytorch.batch_norm import fused_kernels as kernels
 from podscale.pytorch.batch_norm import fused_pool_kernels as pool_kernels
@@ -19,29 +20,42 @@ from podscale.pytorch.batch_norm.fused_kernels import (
     ImageRows,
     InputGradientTerms,
 )
-from podscale.pytorch.batch_norm.layer import BatchNorm, all_reduce_sum, combine_moments
+from podscale.pytorch.batch_norm.sync import all_reduce_sum, combine_moments
+
+
+class NormLayer(Protocol):
+    """What the functions read of `layer.BatchNorm`, which calls them."""
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+    eps: float
+    group: dist.ProcessGroup | None
+
 
 Gradients = tuple[Tensor, Tensor | None]
 """Gradients of an output by its consumers; their sum counts."""
 
 
-def norm(layer: BatchNorm, x: Tensor) -> Tensor:
+def norm(layer: NormLayer, x: Tensor) -> Tensor:
     """Return the normalised images `x` [n, channels, height, width]."""
     return _Norm.apply(x, layer.weight, layer.bias, None, layer, NO_MASK)  # type: ignore[no-any-return]
 
 
-def norm_relu(layer: BatchNorm, x: Tensor) -> Tensor:
+def norm_relu(layer: NormLayer, x: Tensor) -> Tensor:
     """Return the ReLU of the normalised images `x` [n, channels, height, width]."""
     return _Norm.apply(x, layer.weight, layer.bias, None, layer, MASK_OF_X)  # type: ignore[no-any-return]
 
 
-def norm_add_relu(layer: BatchNorm, x: Tensor, shortcut: Tensor) -> tuple[Tensor, Tensor]:
+def norm_add_relu(layer: NormLayer, x: Tensor, shortcut: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ReLU of the normalised `x` plus `shortcut` [n, channels, ...], twice, for its two consumers."""
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
     return _Norm.apply(x, layer.weight, layer.bias, shortcut, layer, MASK_OF_BITS)  # type: ignore[no-any-return]
 
 
-def norm_relu_pool(layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+def norm_relu_pool(layer: NormLayer, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pooled ReLU of the normalised `x` [n, channels, height, width], twice, for its two consumers."""
     return _NormPool.apply(x, layer.weight, layer.bias, layer)  # type: ignore[no-any-return]
 
@@ -49,7 +63,7 @@ def norm_relu_pool(layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, layer: BatchNorm, relu: int
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, layer: NormLayer, relu: int
     ) -> Any:
         shape = ImageRows.of(x)
         affine, count = _affine(layer, x, shape)
@@ -73,7 +87,7 @@ class _Norm(torch.autograd.Function):
 
 class _NormPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: BatchNorm) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: NormLayer) -> Any:
         affine, count = _affine(layer, x, ImageRows.of(x))
         pooled, indices = pool_kernels.pool(x, affine)
         ctx.save_for_backward(x, *affine, count, indices)
@@ -93,7 +107,7 @@ class _NormPool(torch.autograd.Function):
         return dx, terms.weight, terms.bias, None
 
 
-def _affine(layer: BatchNorm, x: Tensor, shape: ImageRows) -> tuple[Affine, Tensor | None]:
+def _affine(layer: NormLayer, x: Tensor, shape: ImageRows) -> tuple[Affine, Tensor | None]:
     """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages."""
     partial = kernels.chunk_moments(x, shape)
     running = (layer.running_mean, layer.running_var)
@@ -113,7 +127,7 @@ def _affine(layer: BatchNorm, x: Tensor, shape: ImageRows) -> tuple[Affine, Tens
 def _gradient_terms(
     group: Any, partial: Tensor, shape: ImageRows, affine: Affine, count: Tensor | None
 ) -> InputGradientTerms:
-    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `layer`)."""
+    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`)."""
     if count is None:
         return kernels.local_gradient_terms(partial, shape, affine)
     own = kernels.local_gradient_sums(partial, shape, affine)
