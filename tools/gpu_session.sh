@@ -112,6 +112,8 @@ reserve=0
 if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=100; fi
 podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-limit 300 --profile --out "$OUT" \
   ${real[@]+"${real[@]}"} "$@"
+# Times of the fused kernels by tile: constants of fused_kernels.py that are not the fastest show here.
+[ "$(left)" -lt 40 ] || PYTHONSAFEPATH=1 timeout 40 "$PYTHON" tools/fused_kernel_times.py | tee "$OUT/gpu-fused-kernels.md"
 # Bytes and time of each kernel of one step, by hardware counters, which take about a minute.
 if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
   mkdir -p /tmp/podscale-ncu

@@ -24,7 +24,7 @@ from podscale.pytorch.batch_norm.sync import all_reduce_sum, combine_moments
 
 
 class NormLayer(Protocol):
-    """What the functions read of `layer.BatchNorm`, which calls them."""
+    """Attributes of `layer.BatchNorm`, which calls these functions."""
 
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter
