@@ -68,7 +68,9 @@ KERNELS = [
 """Kernels with constants and the least number of vectors that a thread loads and stores: 8 values of every image."""
 
 
-@pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in SHARED_MEMORY_BYTES if other != 90)]
+)
 @pytest.mark.parametrize(("name", "constants", "loads", "stores"), KERNELS)
 def test_kernels_compile_for_a_gpu_and_move_full_vectors(
     name: str, constants: dict[str, Any], loads: int, stores: int, capability: int, tmp_path: Path, monkeypatch: Any
