@@ -184,3 +184,16 @@ def test_the_input_benchmark_has_the_batches_on_the_gpu(make_shard_set: Any) -> 
     )
     assert measured[0].per_second > 0
     assert torch.cuda.max_memory_allocated() >= before + 16 * 64 * 64 * 3
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_kernels_crop_a_batch_with_the_pixels_of_pil(interpolation: Any) -> None:
+    """On a GPU a fused multiply-add may move a weight, and so a pixel, by one."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    from podscale.data.loaders.nvjpeg import has_crop_kernels
+    from tests.support.crop_kernel_oracle import differences
+
+    assert has_crop_kernels(DEVICE)
+    assert max(differences(interpolation, DEVICE).values()) <= 1
