@@ -36,7 +36,7 @@ class _Registration:
     name: str
     files: int
     version: str = ""
-    registered: int = 0
+    registered: int | None = None
     made: list[str] = field(default_factory=list)
 
     @property
@@ -44,6 +44,8 @@ class _Registration:
         """Sentence about what the registry has."""
         if not self.version:
             return "Nothing was registered"
+        if self.registered is None:
+            return f"Version {self.version} of {self.name} is there; which files it has is not known"
         return f"Version {self.version} of {self.name} has {self.registered} of {format_count(self.files, 'file')}"
 
 
@@ -106,7 +108,7 @@ def _register(
         known = registered.get(artifact["name"])
         if known is None:
             client.create(artifacts, artifact)
-            progress.registered += 1
+            progress.registered = (progress.registered or 0) + 1
             progress.made.append(name)
         elif _is_changed(known, artifact):
             client.update(f"/artifacts/{known['id']}", {key: artifact[key] for key in artifact if key != "name"})

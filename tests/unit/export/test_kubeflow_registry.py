@@ -137,6 +137,10 @@ def test_an_interrupted_registration_is_reported_and_completed(
     assert "model.safetensors, model.torchscript" in register_in_kubeflow(config, exports)
     assert [len(registry.values(kind)) for kind in registry.entries] == [1, 1, 2]
 
+    registry.faults[("GET", "artifacts")] = [400]
+    with pytest.raises(PodscaleError, match="is there; which files it has is not known"):
+        register_in_kubeflow(config, exports)
+
     with model_registry() as other:
         changed = change(config, f"export.kubeflow.address={other.url}")
         other.faults[("POST", "registered_models")] = [400]
@@ -290,3 +294,8 @@ def test_the_double_refuses_what_the_document_forbids() -> None:
                 client.create(path, body)
         assert len(server.refusals) == len(bad)
         assert server.values("model") == []
+
+
+@pytest.mark.parametrize("section", ["mlflow_model: softmax 1", "kubeflow: {address: 'http://r:80', model: softmax 1}"])
+def test_names_may_begin_with_any_letter(section: str) -> None:
+    assert "softmax 1" in dumps(loads(f"export: {{formats: [onnx], {section}}}"))
