@@ -232,14 +232,19 @@ def test_another_address_of_the_workspace_changes_the_artifacts(
 
 
 def test_a_page_is_a_document_and_the_first_format_the_newest_model(
-    config: RunConfig, exports: list[Export], registry: ModelRegistry
+    config: RunConfig, exports: list[Export], registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Export, "opset", 20)
     page = exports[1].path.with_name("demo.html")
     os.link(exports[1].path, page)
-    register_in_kubeflow(config, [*exports, replace(exports[1], path=page, format="html")])
+    files = [*exports, replace(exports[1], path=page, format="html")]
+    register_in_kubeflow(config, files)
     names = [(entry["artifactType"], entry["name"].rpartition("/")[2]) for entry in registry.values("artifact")]
     assert names[0] == ("doc-artifact", "demo.html")
     assert names[-1] == ("model-artifact", "model.torchscript")
+    assert properties(registry.values("artifact")[0])["opset"] == "20"
+    assert "has these files" in register_in_kubeflow(config, files), "the list has two pages"
+    page.unlink()
 
 
 @pytest.mark.parametrize(
