@@ -25,6 +25,44 @@ CALIBRATION_IMAGES = 64
 """Default of the most images that calibrate int8."""
 
 
+class KubeflowRegistrySection(Section):
+    """Kubeflow Model Registry in which the files are registered; it keeps their addresses and properties."""
+
+    address: str | None = display_field(
+        None,
+        "Address of the registry's REST API, such as http://model-registry-service.kubeflow:8080; a bearer token comes "
+        "from PODSCALE_MODEL_REGISTRY_TOKEN or the file KF_PIPELINES_SA_TOKEN_PATH.",
+        pattern=r"^https?://[^/\s?#]+[^\s?#]*$",
+    )
+    model: str | None = display_field(
+        None,
+        "Registered model that gets the files as a version; made if it does not exist. Printable ASCII without `/`.",
+        max_length=128,
+        pattern=r"^[!-.0-~]([ -.0-~]*[!-.0-~])?$",
+    )
+    workspace_uri: str | None = display_field(
+        None,
+        "URL at which readers of the registry find run.workspace, such as s3://bucket/workspace; default: pvc:// for a "
+        "claim of the pods, gs:// for a mounted bucket, else file://.",
+        pattern=r"^[a-z][a-z0-9+.-]*://[^\s]+$",
+    )
+    storage_key: str | None = display_field(
+        None,
+        "Key of KServe's storage secret for that URL; the files' paths below the bucket are recorded with it.",
+        min_length=1,
+    )
+
+    @model_validator(mode="after")
+    def _check_both(self) -> "KubeflowRegistrySection":
+        if (self.address is None) != (self.model is None):
+            key = "model" if self.model is None else "address"
+            raise conflict_error(key, "address and model belong together", hint="Give both, or neither.")
+        if self.storage_key is not None and self.workspace_uri is None:
+            hint = "Give the URL that the secret opens, such as s3://bucket/workspace."
+            raise conflict_error("workspace_uri", "storage_key needs it", hint=hint)
+        return self
+
+
 class ExportSection(Section):
     """Files of the trained model, each compared with it before it takes its name."""
 
@@ -48,16 +86,18 @@ class ExportSection(Section):
         "MLFLOW_TRACKING_URI.",
         min_length=1,
         max_length=256,
-        pattern=r"^[^/:'\\s][^/:']*$",
+        pattern=r"^[^/:'\s][^/:']*$",
     )
+    kubeflow: KubeflowRegistrySection = KubeflowRegistrySection()
 
     @model_validator(mode="after")
     def _check_formats(self) -> "ExportSection":
         if len(set(self.formats)) < len(self.formats):
             raise conflict_error("formats", "names a format twice", got=list(self.formats))
-        if self.mlflow_model is not None and not self.formats:
-            hint = "Set export.formats, for example [onnx]."
-            raise conflict_error("mlflow_model", "there is no file to register", got=self.mlflow_model, hint=hint)
+        for key, name in (("mlflow_model", self.mlflow_model), ("kubeflow.model", self.kubeflow.model)):
+            if name is not None and not self.formats:
+                hint = "Set export.formats, for example [onnx]."
+                raise conflict_error(key, "there is no file to register", got=name, hint=hint)
         return self
 
     @property

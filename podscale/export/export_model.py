@@ -24,6 +24,7 @@ from podscale.export.int8 import quantise
 from podscale.export.web_runtime import WebRuntime, load_web_runtime
 from podscale.prediction.exported_file import ExportedFile, ExportMetadata, normalise
 from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
+from podscale.report.demo_page_link import update_demo_link
 from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
@@ -86,6 +87,9 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
             target.parent.mkdir(parents=True, exist_ok=True)
             write_json(export.report, export.to_json())
             export.written.replace(target)
+            run = RunDirectory(target.parent.parent)
+            if options.format == "html" and target.parent == run.exports:
+                update_demo_link(run)
     return replace(export, written=target)
 
 

@@ -53,6 +53,7 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
     copy_workspace(calm, tmp_path)
     exported = export_model(tmp_path / "runs" / "calm", ExportOptions(format="html", limit=50))
     assert exported.path.name == "demo.html"
+    assert '<a href="export/demo.html">' in (tmp_path / "runs" / "calm" / "report.html").read_text()
     evaluated = read_predictions(tmp_path / "runs" / "calm" / "predictions.safetensors")
     (shards,) = (path for path in (tmp_path / "datasets").iterdir() if path.is_dir())
     split = ShardSet.open(shards).split("validation")
