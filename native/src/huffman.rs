@@ -136,6 +136,15 @@ impl<'a> BitReader<'a> {
         BitReader { data, next: 0, buffer: 0, bits: 0 }
     }
 
+    /// Begin behind the first `position` bits.
+    pub fn at(data: &'a [u8], position: usize) -> Self {
+        let mut reader = BitReader { data, next: position / 8, buffer: 0, bits: 0 };
+        reader.refill();
+        reader.buffer <<= position % 8;
+        reader.bits -= (position % 8) as u32;
+        reader
+    }
+
     /// Bits read so far.
     pub fn position(&self) -> usize {
         8 * self.next - self.bits as usize

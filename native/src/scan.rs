@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::header::{Header, NATURAL, RawTable};
 use crate::huffman::{BitReader, END_OF_BLOCK, Table};
+use crate::index::{Builder, Cursor, State};
 use crate::idct::{LARGEST_SUM, SAFE_SUM, dc_sample, idct_checked};
 use crate::kernels::Kernels;
 use crate::memory::reserve;
@@ -78,23 +79,27 @@ struct Scan<'a> {
     next_mcu: usize,
     /// DC values of the previous blocks.
     predictors: [i32; 3],
+    index: Option<Cursor<'a>>,
+    /// Next MCU whose state the index has.
+    indexed_mcu: usize,
 }
 
 impl ScanDecoder {
-    /// Decode the blocks of a region into `planes`.
+    /// Decode the blocks of a region into `planes`. An index must be the file's.
     #[inline(always)]
-    pub fn decode<K: Kernels>(&mut self, header: &Header, region: &Region) -> Result<(), Refusal> {
-        self.segments.fill(header.scan)?;
-        let (across, down) = header.mcus();
-        let interval = if header.restart_interval == 0 { across * down } else { header.restart_interval };
-        if self.segments.count() != (across * down).div_ceil(interval) {
-            return Err(Refusal::Data);
-        }
+    pub fn decode<K: Kernels>(
+        &mut self,
+        header: &Header,
+        region: &Region,
+        index: Option<Cursor>,
+    ) -> Result<(), Refusal> {
+        let across = header.mcus().0;
+        let interval = self.fill_segments(header)?;
         let (h, v) = header.sampling.luma_blocks();
         for (number, plane) in self.planes.iter_mut().enumerate().take(header.sampling.components()) {
             plane.place(region, if number == 0 { (h, v) } else { (1, 1) });
         }
-        let mut scan = Scan::new(&self.segments, interval, header, build(&mut self.dc, &mut self.ac, header)?);
+        let mut scan = Scan::new(&self.segments, interval, header, build(&mut self.dc, &mut self.ac, header)?, index);
         for row in region.rows.clone() {
             scan.pass_to(row * across + region.columns.start, across)?;
             for column in 0..region.columns.len() {
@@ -102,7 +107,36 @@ impl ScanDecoder {
             }
             scan.check()?;
         }
-        Ok(())
+        scan.pass_to_entry(across)
+    }
+
+    /// Return the index of a file, of which all MCUs are read. None: it needs none, or its values do not fit.
+    pub fn index(&mut self, file: &[u8], header: &Header, interval: u16) -> Result<Option<Vec<u8>>, Refusal> {
+        let Some(mut builder) = Builder::new(file, header, interval) else { return Ok(None) };
+        let (across, down) = header.mcus();
+        let segment_mcus = self.fill_segments(header)?;
+        let codes = build(&mut self.dc, &mut self.ac, header)?;
+        let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
+        for mcu in (builder.interval()..across * down).step_by(builder.interval()) {
+            scan.pass(mcu, across)?;
+            scan.end_segment()?;
+            if builder.add(&scan.state()).is_none() {
+                return Ok(None);
+            }
+        }
+        scan.pass(across * down, across)?;
+        Ok(Some(builder.finish(file)))
+    }
+
+    /// Prepare the data of a scan. Returns the MCUs of a segment.
+    fn fill_segments(&mut self, header: &Header) -> Result<usize, Refusal> {
+        self.segments.fill(header.scan)?;
+        let (across, down) = header.mcus();
+        let interval = if header.restart_interval == 0 { across * down } else { header.restart_interval };
+        if self.segments.count() != (across * down).div_ceil(interval) {
+            return Err(Refusal::Data);
+        }
+        Ok(interval)
     }
 }
 
@@ -139,7 +173,7 @@ fn fill(
 }
 
 impl<'a> Scan<'a> {
-    fn new(segments: &'a Segments, interval: usize, header: &Header, codes: [Codes<'a>; 3]) -> Self {
+    fn new(segments: &'a Segments, interval: usize, header: &Header, codes: [Codes<'a>; 3], index: Option<Cursor<'a>>) -> Self {
         let (data, segment_bytes) = segments.get(0);
         Scan {
             segments,
@@ -152,6 +186,8 @@ impl<'a> Scan<'a> {
             segment_bytes,
             next_mcu: 0,
             predictors: [0; 3],
+            index,
+            indexed_mcu: index.map_or(usize::MAX, |cursor| cursor.mcu()),
         }
     }
 
@@ -160,16 +196,26 @@ impl<'a> Scan<'a> {
         if self.reader.position() > 8 * self.segment_bytes { Err(Refusal::Data) } else { Ok(()) }
     }
 
-    /// Begin the segment of the next MCU if it has just changed.
+    /// Begin the next MCU, and its segment if that has just changed.
     #[inline(always)]
     fn enter_mcu(&mut self) -> Result<(), Refusal> {
+        self.end_segment()?;
+        if self.next_mcu == self.indexed_mcu {
+            self.check_entry()?;
+        }
+        self.next_mcu += 1;
+        Ok(())
+    }
+
+    /// Begin the next segment if all MCUs of the present one are read.
+    #[inline(always)]
+    fn end_segment(&mut self) -> Result<(), Refusal> {
         if self.next_mcu == (self.segment + 1) * self.interval {
             if self.reader.position().div_ceil(8) != self.segment_bytes {
                 return Err(Refusal::Data);
             }
             self.begin(self.segment + 1);
         }
-        self.next_mcu += 1;
         Ok(())
     }
 
@@ -179,14 +225,85 @@ impl<'a> Scan<'a> {
         (self.next_mcu, self.predictors) = (segment * self.interval, [0; 3]);
     }
 
-    /// Pass over the MCUs before `target`. Segments that end before it are not read: libjpeg also starts again at each
-    /// restart marker, and all of them are there in their order.
+    /// Return the state before the next MCU, whose segment has begun.
+    fn state(&self) -> State {
+        let begin = 8 * self.segments.begin(self.segment);
+        State { position: begin + self.reader.position(), predictors: self.predictors }
+    }
+
+    /// Refuse an index that has another state at the next MCU.
+    #[inline(never)]
+    fn check_entry(&mut self) -> Result<(), Refusal> {
+        let state = self.state();
+        let Some(cursor) = self.index.as_mut() else { return Ok(()) };
+        if cursor.state() != Some(state) {
+            return Err(Refusal::Index);
+        }
+        cursor.advance();
+        self.indexed_mcu = cursor.mcu();
+        Ok(())
+    }
+
+    /// Pass over the MCUs before `target`. What the index or a restart marker allows is not read: libjpeg also starts
+    /// again at each restart marker, and all of them are there in their order.
     #[inline(always)]
     fn pass_to(&mut self, target: usize, across: usize) -> Result<(), Refusal> {
         let segment = target / self.interval;
-        if segment > self.segment {
-            self.begin(segment);
+        let begins_segment = segment > self.segment && segment < self.segments.count();
+        let segment_mcu = if begins_segment { segment * self.interval } else { 0 };
+        let indexed_mcu = self.index.map_or(0, |cursor| cursor.mcu_before(target));
+        if indexed_mcu.max(segment_mcu) > self.indexed_mcu {
+            self.pass_to_entry(across)?;
         }
+        if indexed_mcu > segment_mcu.max(self.next_mcu) {
+            self.jump(indexed_mcu)?;
+        } else if begins_segment {
+            self.begin(segment);
+            self.find_entry();
+        }
+        self.pass(target, across)
+    }
+
+    /// Read on to the next entry of the index and check it, after MCUs that began at an earlier one.
+    #[inline(always)]
+    fn pass_to_entry(&mut self, across: usize) -> Result<(), Refusal> {
+        if self.next_mcu == 0 || self.indexed_mcu == usize::MAX {
+            return Ok(());
+        }
+        self.pass(self.indexed_mcu, across)?;
+        self.end_segment()?;
+        self.check_entry()
+    }
+
+    /// Go to an MCU whose state the index has.
+    fn jump(&mut self, mcu: usize) -> Result<(), Refusal> {
+        let cursor = self.index.as_mut().ok_or(Refusal::Index)?;
+        cursor.advance_to_mcu(mcu);
+        let state = cursor.state().ok_or(Refusal::Index)?;
+        let segment = mcu / self.interval;
+        let (data, bytes) = self.segments.get(segment);
+        let position = state.position.checked_sub(8 * self.segments.begin(segment)).ok_or(Refusal::Index)?;
+        if position > 8 * bytes {
+            return Err(Refusal::Index);
+        }
+        (self.reader, self.segment, self.segment_bytes) = (BitReader::at(data, position), segment, bytes);
+        (self.next_mcu, self.predictors) = (mcu, state.predictors);
+        cursor.advance();
+        self.indexed_mcu = cursor.mcu();
+        Ok(())
+    }
+
+    /// Find the first entry that is not before the next MCU.
+    fn find_entry(&mut self) {
+        if let Some(cursor) = self.index.as_mut() {
+            cursor.advance_to_mcu(self.next_mcu);
+            self.indexed_mcu = cursor.mcu();
+        }
+    }
+
+    /// Read the MCUs before `target`.
+    #[inline(always)]
+    fn pass(&mut self, target: usize, across: usize) -> Result<(), Refusal> {
         while self.next_mcu < target {
             let stop = target.min(self.next_mcu + across);
             while self.next_mcu < stop {

@@ -37,9 +37,14 @@ impl Segments {
         self.ends.len()
     }
 
+    /// Return the bytes before a segment.
+    pub fn begin(&self, number: usize) -> usize {
+        if number == 0 { 0 } else { self.ends[number - 1] }
+    }
+
     /// Return a segment with everything behind it, and its length in bytes.
     pub fn get(&self, number: usize) -> (&[u8], usize) {
-        let begin = if number == 0 { 0 } else { self.ends[number - 1] };
+        let begin = self.begin(number);
         (&self.bytes[begin..], self.ends[number] - begin)
     }
 }
