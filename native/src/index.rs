@@ -1,6 +1,6 @@
 //! Decode index of an image: the state of the entropy decoder at every k-th MCU, from which decoding can start.
 //!
-//! Layout, little-endian: checksum u64, interval k u16, then an entry for each of the MCUs k, 2 k, ... before the end:
+//! Layout, little-endian: checksum u64, interval k u16, then an entry for each of the MCUs k, 2 k, ..., and one for the end:
 //! bits since the previous entry (u16), and the DC predictor of each component (i16). Bits are counted in the data
 //! without stuffed bytes and restart markers. The checksum is the XXH3-64 of the file, with the XXH3-64 of all that
 //! follows the checksum as its seed. So it binds the entries to the bytes of the file.
@@ -38,6 +38,8 @@ pub struct Cursor<'a> {
     /// Number of the present entry, from 1.
     number: usize,
     position: usize,
+    /// MCUs of the image.
+    mcus: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -47,21 +49,21 @@ impl<'a> Cursor<'a> {
         let (interval, entries) = rest.split_first_chunk::<2>().ok_or(Refusal::Index)?;
         let interval = usize::from(u16::from_le_bytes(*interval));
         let entry_bytes = entry_bytes(header);
-        let (across, down) = header.mcus();
+        let mcus = count_mcus(header);
         if interval == 0
-            || entries.len() != entry_bytes * ((across * down - 1) / interval)
+            || entries.len() != entry_bytes * mcus.div_ceil(interval)
             || u64::from_le_bytes(*checksum) != checksum_of(file, rest)
         {
             return Err(Refusal::Index);
         }
-        let mut cursor = Cursor { entries, entry_bytes, interval, number: 0, position: 0 };
+        let mut cursor = Cursor { entries, entry_bytes, interval, number: 0, position: 0, mcus };
         cursor.advance_to(1);
         Ok(cursor)
     }
 
-    /// Return the MCU of the present entry; behind the last entry, a number that no MCU has.
+    /// Return the MCU of the present entry; for the last entry, which is the end, the number of MCUs.
     pub fn mcu(&self) -> usize {
-        if self.entry(self.number).is_some() { self.number * self.interval } else { usize::MAX }
+        (self.number * self.interval).min(self.mcus)
     }
 
     /// Return the last MCU with an entry that is not behind `mcu`, or 0.
@@ -113,13 +115,13 @@ pub struct Builder {
 impl Builder {
     /// Begin an index. The interval is doubled until the index is small beside the file. Returns None if nothing is left.
     pub fn new(file: &[u8], header: &Header, interval: u16) -> Option<Self> {
-        let (across, down) = header.mcus();
-        let size = |interval: u16| entry_bytes(header) * ((across * down - 1) / usize::from(interval));
+        let mcus = count_mcus(header);
+        let size = |interval: u16| entry_bytes(header) * mcus.div_ceil(usize::from(interval));
         let mut interval = interval.max(1);
         while 100 * (CONTAINER_BYTES + PREFIX_BYTES + size(interval)) > MAX_PERCENT * file.len() {
             interval = interval.checked_mul(2)?;
         }
-        if size(interval) == 0 {
+        if mcus <= usize::from(interval) {
             return None;
         }
         let mut bytes = vec![0; CHECKSUM_BYTES];
@@ -155,6 +157,11 @@ impl Builder {
 
 fn entry_bytes(header: &Header) -> usize {
     2 + 2 * header.sampling.components()
+}
+
+fn count_mcus(header: &Header) -> usize {
+    let (across, down) = header.mcus();
+    across * down
 }
 
 fn checksum_of(file: &[u8], rest: &[u8]) -> u64 {

@@ -6,7 +6,7 @@ use crate::header::{Header, NATURAL, RawTable};
 use crate::huffman::{BitReader, END_OF_BLOCK, Table};
 use crate::index::{Builder, Cursor, State};
 use crate::idct::{LARGEST_SUM, SAFE_SUM, dc_sample, idct_checked};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Portable};
 use crate::memory::reserve;
 use crate::refusal::Refusal;
 use crate::segments::Segments;
@@ -66,10 +66,13 @@ struct Codes<'a> {
 }
 
 /// Scan with the position of the next MCU.
-struct Scan<'a> {
+pub struct Scan<'a> {
     segments: &'a Segments,
     /// MCUs of a segment.
     interval: usize,
+    /// MCUs of a row, and of the image.
+    across: usize,
+    mcus: usize,
     codes: [Codes<'a>; 3],
     components: usize,
     luma_blocks: (usize, usize),
@@ -82,18 +85,18 @@ struct Scan<'a> {
     index: Option<Cursor<'a>>,
     /// Next MCU whose state the index has.
     indexed_mcu: usize,
+    /// True from a jump to an entry of the index until the next entry is reached.
+    is_unchecked: bool,
 }
 
 impl ScanDecoder {
     /// Decode the blocks of a region into `planes`. An index must be the file's.
-    #[inline(always)]
     pub fn decode<K: Kernels>(
         &mut self,
         header: &Header,
         region: &Region,
         index: Option<Cursor>,
     ) -> Result<(), Refusal> {
-        let across = header.mcus().0;
         let interval = self.fill_segments(header)?;
         let (h, v) = header.sampling.luma_blocks();
         for (number, plane) in self.planes.iter_mut().enumerate().take(header.sampling.components()) {
@@ -101,13 +104,18 @@ impl ScanDecoder {
         }
         let mut scan = Scan::new(&self.segments, interval, header, build(&mut self.dc, &mut self.ac, header)?, index);
         for row in region.rows.clone() {
-            scan.pass_to(row * across + region.columns.start, across)?;
-            for column in 0..region.columns.len() {
-                scan.decode_mcu::<K>(&mut self.planes, column, row - region.rows.start)?;
+            let begin = row * scan.across;
+            scan.seek::<K>(begin + region.columns.start)?;
+            scan.pass::<K>(begin + region.columns.start)?;
+            let end = begin + region.columns.end;
+            while scan.next_mcu < end {
+                let place = (scan.next_mcu - begin - region.columns.start, row - region.rows.start);
+                let stop = scan.begin_run(end)?;
+                K::decode_mcus(&mut scan, &mut self.planes, place, stop)?;
+                scan.check()?;
             }
-            scan.check()?;
         }
-        scan.pass_to_entry(across)
+        scan.check_last_entry::<K>()
     }
 
     /// Return the index of a file, of which all MCUs are read. None: it needs none, or its values do not fit.
@@ -118,13 +126,16 @@ impl ScanDecoder {
         let codes = build(&mut self.dc, &mut self.ac, header)?;
         let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
         for mcu in (builder.interval()..across * down).step_by(builder.interval()) {
-            scan.pass(mcu, across)?;
+            scan.pass::<Portable>(mcu)?;
             scan.end_segment()?;
             if builder.add(&scan.state()).is_none() {
                 return Ok(None);
             }
         }
-        scan.pass(across * down, across)?;
+        scan.pass::<Portable>(across * down)?;
+        if builder.add(&scan.state()).is_none() {
+            return Ok(None);
+        }
         Ok(Some(builder.finish(file)))
     }
 
@@ -173,11 +184,20 @@ fn fill(
 }
 
 impl<'a> Scan<'a> {
-    fn new(segments: &'a Segments, interval: usize, header: &Header, codes: [Codes<'a>; 3], index: Option<Cursor<'a>>) -> Self {
+    fn new(
+        segments: &'a Segments,
+        interval: usize,
+        header: &Header,
+        codes: [Codes<'a>; 3],
+        index: Option<Cursor<'a>>,
+    ) -> Self {
         let (data, segment_bytes) = segments.get(0);
+        let (across, down) = header.mcus();
         Scan {
             segments,
             interval,
+            across,
+            mcus: across * down,
             codes,
             components: header.sampling.components(),
             luma_blocks: header.sampling.luma_blocks(),
@@ -188,6 +208,7 @@ impl<'a> Scan<'a> {
             predictors: [0; 3],
             index,
             indexed_mcu: index.map_or(usize::MAX, |cursor| cursor.mcu()),
+            is_unchecked: false,
         }
     }
 
@@ -196,19 +217,17 @@ impl<'a> Scan<'a> {
         if self.reader.position() > 8 * self.segment_bytes { Err(Refusal::Data) } else { Ok(()) }
     }
 
-    /// Begin the next MCU, and its segment if that has just changed.
-    #[inline(always)]
-    fn enter_mcu(&mut self) -> Result<(), Refusal> {
+    /// Begin to read MCUs, at most those before `end`. Returns the MCU at which the reading must stop: there a segment
+    /// ends, or an entry of the index follows.
+    fn begin_run(&mut self, end: usize) -> Result<usize, Refusal> {
         self.end_segment()?;
         if self.next_mcu == self.indexed_mcu {
             self.check_entry()?;
         }
-        self.next_mcu += 1;
-        Ok(())
+        Ok(end.min((self.segment + 1) * self.interval).min(self.indexed_mcu))
     }
 
     /// Begin the next segment if all MCUs of the present one are read.
-    #[inline(always)]
     fn end_segment(&mut self) -> Result<(), Refusal> {
         if self.next_mcu == (self.segment + 1) * self.interval {
             if self.reader.position().div_ceil(8) != self.segment_bytes {
@@ -232,7 +251,6 @@ impl<'a> Scan<'a> {
     }
 
     /// Refuse an index that has another state at the next MCU.
-    #[inline(never)]
     fn check_entry(&mut self) -> Result<(), Refusal> {
         let state = self.state();
         let Some(cursor) = self.index.as_mut() else { return Ok(()) };
@@ -240,38 +258,41 @@ impl<'a> Scan<'a> {
             return Err(Refusal::Index);
         }
         cursor.advance();
-        self.indexed_mcu = cursor.mcu();
+        (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), false);
         Ok(())
     }
 
-    /// Pass over the MCUs before `target`. What the index or a restart marker allows is not read: libjpeg also starts
-    /// again at each restart marker, and all of them are there in their order.
-    #[inline(always)]
-    fn pass_to(&mut self, target: usize, across: usize) -> Result<(), Refusal> {
-        let segment = target / self.interval;
-        let begins_segment = segment > self.segment && segment < self.segments.count();
-        let segment_mcu = if begins_segment { segment * self.interval } else { 0 };
-        let indexed_mcu = self.index.map_or(0, |cursor| cursor.mcu_before(target));
-        if indexed_mcu.max(segment_mcu) > self.indexed_mcu {
-            self.pass_to_entry(across)?;
+    /// Go to the last MCU before `target` at which decoding can begin: that of an entry of the index, or that behind a
+    /// restart marker, where libjpeg also starts again. All markers are there in their order.
+    fn seek<K: Kernels>(&mut self, target: usize) -> Result<(), Refusal> {
+        let segment_mcu = target - target % self.interval;
+        let mcu = self.index.map_or(segment_mcu, |cursor| cursor.mcu_before(target).max(segment_mcu));
+        if mcu > self.indexed_mcu {
+            self.check_last_entry::<K>()?;
         }
-        if indexed_mcu > segment_mcu.max(self.next_mcu) {
-            self.jump(indexed_mcu)?;
-        } else if begins_segment {
-            self.begin(segment);
-            self.find_entry();
-        }
-        self.pass(target, across)
-    }
-
-    /// Read on to the next entry of the index and check it, after MCUs that began at an earlier one.
-    #[inline(always)]
-    fn pass_to_entry(&mut self, across: usize) -> Result<(), Refusal> {
-        if self.next_mcu == 0 || self.indexed_mcu == usize::MAX {
+        if mcu <= self.next_mcu {
             return Ok(());
         }
-        self.pass(self.indexed_mcu, across)?;
-        self.end_segment()?;
+        if mcu > segment_mcu {
+            return self.jump(mcu);
+        }
+        self.begin(mcu / self.interval);
+        if let Some(cursor) = self.index.as_mut() {
+            cursor.advance_to_mcu(mcu);
+            (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), false);
+        }
+        Ok(())
+    }
+
+    /// Check the entry of the index at which the reading began, by the next one. If no MCU behind that was read, read on.
+    fn check_last_entry<K: Kernels>(&mut self) -> Result<(), Refusal> {
+        if !self.is_unchecked {
+            return Ok(());
+        }
+        self.pass::<K>(self.indexed_mcu)?;
+        if self.indexed_mcu < self.mcus {
+            self.end_segment()?;
+        }
         self.check_entry()
     }
 
@@ -289,53 +310,59 @@ impl<'a> Scan<'a> {
         (self.reader, self.segment, self.segment_bytes) = (BitReader::at(data, position), segment, bytes);
         (self.next_mcu, self.predictors) = (mcu, state.predictors);
         cursor.advance();
-        self.indexed_mcu = cursor.mcu();
+        (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), true);
         Ok(())
     }
 
-    /// Find the first entry that is not before the next MCU.
-    fn find_entry(&mut self) {
-        if let Some(cursor) = self.index.as_mut() {
-            cursor.advance_to_mcu(self.next_mcu);
-            self.indexed_mcu = cursor.mcu();
-        }
-    }
-
     /// Read the MCUs before `target`.
-    #[inline(always)]
-    fn pass(&mut self, target: usize, across: usize) -> Result<(), Refusal> {
+    fn pass<K: Kernels>(&mut self, target: usize) -> Result<(), Refusal> {
         while self.next_mcu < target {
-            let stop = target.min(self.next_mcu + across);
-            while self.next_mcu < stop {
-                self.enter_mcu()?;
-                let (h, v) = self.luma_blocks;
-                for _ in 0..h * v {
-                    pass_block(&mut self.reader, &self.codes[0], &mut self.predictors[0])?;
-                }
-                for component in 1..self.components {
-                    pass_block(&mut self.reader, &self.codes[component], &mut self.predictors[component])?;
-                }
-            }
+            let stop = self.begin_run(target.min(self.next_mcu + self.across))?;
+            K::pass_mcus(self, stop)?;
             self.check()?;
         }
         Ok(())
     }
 
-    /// Decode the next MCU into a column and row of MCUs of the planes.
+    /// Read the MCUs before `stop`, all of one segment.
     #[inline(always)]
-    fn decode_mcu<K: Kernels>(&mut self, planes: &mut [Plane; 3], column: usize, row: usize) -> Result<(), Refusal> {
-        self.enter_mcu()?;
+    pub fn pass_mcus(&mut self, stop: usize) -> Result<(), Refusal> {
         let (h, v) = self.luma_blocks;
-        for (component, plane) in planes.iter_mut().enumerate().take(self.components) {
-            let (h, v) = if component == 0 { (h, v) } else { (1, 1) };
-            let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
-            for y in 0..v {
-                let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
-                for x in 0..h {
-                    let at = begin + 8 * x;
-                    decode_block::<K>(&mut self.reader, codes, predictor, &mut plane.samples[at..], plane.stride)?;
+        while self.next_mcu < stop {
+            self.next_mcu += 1;
+            for _ in 0..h * v {
+                pass_block(&mut self.reader, &self.codes[0], &mut self.predictors[0])?;
+            }
+            for component in 1..self.components {
+                pass_block(&mut self.reader, &self.codes[component], &mut self.predictors[component])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decode the MCUs before `stop`, all of one segment, into the planes from a (column, row) of MCUs on.
+    #[inline(always)]
+    pub fn decode_mcus<K: Kernels>(
+        &mut self,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        let (mut column, row) = place;
+        while self.next_mcu < stop {
+            self.next_mcu += 1;
+            for (component, plane) in planes.iter_mut().enumerate().take(self.components) {
+                let (h, v) = if component == 0 { self.luma_blocks } else { (1, 1) };
+                let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
+                for y in 0..v {
+                    let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
+                    for x in 0..h {
+                        let samples = &mut plane.samples[begin + 8 * x..];
+                        decode_block::<K>(&mut self.reader, codes, predictor, samples, plane.stride)?;
+                    }
                 }
             }
+            column += 1;
         }
         Ok(())
     }
@@ -418,4 +445,26 @@ fn read_block(reader: &mut BitReader, codes: &Codes, mut coefficient: impl FnMut
         return Err(Refusal::Data); // libjpeg would write to the last position
     }
     Ok(difference)
+}
+
+/// The hot loops, compiled for a processor with AVX2 and BMI.
+#[cfg(target_arch = "x86_64")]
+pub mod avx2 {
+    use super::{Plane, Refusal, Scan};
+    use crate::kernels::Avx2;
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+        scan.pass_mcus(stop)
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn decode_mcus(
+        scan: &mut Scan,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        scan.decode_mcus::<Avx2>(planes, place, stop)
+    }
 }
