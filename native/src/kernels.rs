@@ -18,6 +18,17 @@ pub trait Kernels {
         stop: usize,
     ) -> Result<(), Refusal>;
 
+    /// Decode `count` MCUs of two scans; see `scan::decode_pairs`.
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal>;
+
+    /// Multiply the coefficients of a block by the quantisation steps; see `idct::dequantise_portable`.
+    fn dequantise(block: &mut Block, steps: &Block) -> u32;
+
     /// Write the 8 x 8 samples of a block whose sum is at most `idct::SAFE_SUM`.
     fn idct(block: &Block, samples: &mut [u8], stride: usize);
 
@@ -46,6 +57,19 @@ impl Kernels for Portable {
         stop: usize,
     ) -> Result<(), Refusal> {
         scan.decode_mcus::<Portable>(planes, place, stop)
+    }
+
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        scan::decode_pairs::<Portable>(scans, planes, place, count)
+    }
+
+    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+        idct::dequantise_portable(block, steps)
     }
 
     fn idct(block: &Block, samples: &mut [u8], stride: usize) {
@@ -88,6 +112,23 @@ impl Kernels for Avx2 {
     ) -> Result<(), Refusal> {
         // SAFETY: as above.
         unsafe { scan::avx2::decode_mcus(scan, planes, place, stop) }
+    }
+
+    #[inline(always)]
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        // SAFETY: as above.
+        unsafe { scan::avx2::decode_pairs(scans, planes, place, count) }
+    }
+
+    #[inline(always)]
+    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+        // SAFETY: as above.
+        unsafe { idct::avx2::dequantise(block, steps) }
     }
 
     #[inline(always)]

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use crate::header::{Header, NATURAL, RawTable};
-use crate::huffman::{BitReader, END_OF_BLOCK, Table};
+use crate::huffman::{BitReader, Coded, END_OF_BLOCK, Table};
 use crate::index::{Builder, Cursor, State};
-use crate::idct::{LARGEST_SUM, SAFE_SUM, dc_sample, idct_checked};
+use crate::idct::{LARGEST_SUM, MAX_STEP, SAFE_SUM, dc_sample, idct_checked};
 use crate::kernels::{Kernels, Portable};
 use crate::memory::reserve;
 use crate::refusal::Refusal;
@@ -43,17 +43,38 @@ impl Plane {
     }
 }
 
-/// Dequantised coefficients of a block, in natural order.
+/// Coefficients of a block or their quantisation steps, in natural order.
 #[repr(align(32))]
 pub struct Block(pub [i16; 64]);
+
+impl Default for Block {
+    fn default() -> Self {
+        Block([0; 64])
+    }
+}
+
+impl Block {
+    /// Set a coefficient by its position in zigzag order, which is below 64.
+    #[inline(always)]
+    fn set(&mut self, position: usize, value: i32) {
+        self.0[usize::from(NATURAL[position & 63] & 63)] = value as i16;
+    }
+}
 
 /// Entropy decoder with its memory, which is kept between images.
 #[derive(Default)]
 pub struct ScanDecoder {
     segments: Segments,
+    tables: Tables,
+    pub planes: [Plane; 3],
+}
+
+/// Tables of the components.
+#[derive(Default)]
+struct Tables {
     dc: [Table; 3],
     ac: [Table; 3],
-    pub planes: [Plane; 3],
+    steps: [Block; 3],
 }
 
 /// Tables of a component.
@@ -61,11 +82,11 @@ pub struct ScanDecoder {
 struct Codes<'a> {
     dc: &'a Table,
     ac: &'a Table,
-    /// Quantisation table in zigzag order.
-    quant: &'a [u16; 64],
+    steps: &'a Block,
 }
 
 /// Scan with the position of the next MCU.
+#[derive(Clone)]
 pub struct Scan<'a> {
     segments: &'a Segments,
     /// MCUs of a segment.
@@ -76,9 +97,11 @@ pub struct Scan<'a> {
     codes: [Codes<'a>; 3],
     components: usize,
     luma_blocks: (usize, usize),
-    reader: BitReader<'a>,
+    data: &'a [u8],
+    reader: BitReader,
     segment: usize,
-    segment_bytes: usize,
+    /// End of the segment in the data, bytes.
+    segment_end: usize,
     next_mcu: usize,
     /// DC values of the previous blocks.
     predictors: [i32; 3],
@@ -102,18 +125,31 @@ impl ScanDecoder {
         for (number, plane) in self.planes.iter_mut().enumerate().take(header.sampling.components()) {
             plane.place(region, if number == 0 { (h, v) } else { (1, 1) });
         }
-        let mut scan = Scan::new(&self.segments, interval, header, build(&mut self.dc, &mut self.ac, header)?, index);
-        for row in region.rows.clone() {
-            let begin = row * scan.across;
-            scan.seek::<K>(begin + region.columns.start)?;
-            scan.pass::<K>(begin + region.columns.start)?;
-            let end = begin + region.columns.end;
-            while scan.next_mcu < end {
-                let place = (scan.next_mcu - begin - region.columns.start, row - region.rows.start);
-                let stop = scan.begin_run(end)?;
-                K::decode_mcus(&mut scan, &mut self.planes, place, stop)?;
-                scan.check()?;
+        let mut scan = Scan::new(&self.segments, interval, header, self.tables.build(header)?, index);
+        let mut rows = region.rows.clone();
+        if index.is_some() && rows.len() > 1 {
+            let mut other = scan.clone();
+            while rows.len() > 1 {
+                let row = rows.start;
+                rows.start += 2;
+                scan.begin_row::<K>(region, row)?;
+                other.begin_row::<K>(region, row + 1)?;
+                let width = region.columns.len();
+                let mut column = 0;
+                while column < width {
+                    let a = scan.begin_run(scan.next_mcu + width - column)? - scan.next_mcu;
+                    let b = other.begin_run(other.next_mcu + width - column)? - other.next_mcu;
+                    let count = a.min(b);
+                    K::decode_pairs((&mut scan, &mut other), &mut self.planes, (column, row - region.rows.start), count)?;
+                    scan.check()?;
+                    other.check()?;
+                    column += count;
+                }
             }
+            other.check_last_entry::<K>()?;
+        }
+        for row in rows {
+            scan.decode_row::<K>(region, row, &mut self.planes)?;
         }
         scan.check_last_entry::<K>()
     }
@@ -123,7 +159,7 @@ impl ScanDecoder {
         let Some(mut builder) = Builder::new(file, header, interval) else { return Ok(None) };
         let (across, down) = header.mcus();
         let segment_mcus = self.fill_segments(header)?;
-        let codes = build(&mut self.dc, &mut self.ac, header)?;
+        let codes = self.tables.build(header)?;
         let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
         for mcu in (builder.interval()..across * down).step_by(builder.interval()) {
             scan.pass::<Portable>(mcu)?;
@@ -151,17 +187,27 @@ impl ScanDecoder {
     }
 }
 
-/// Build the tables that the components name; components often share them.
-fn build<'a>(dc: &'a mut [Table; 3], ac: &'a mut [Table; 3], header: &'a Header) -> Result<[Codes<'a>; 3], Refusal> {
-    let count = header.sampling.components();
-    let of = &header.components[..count];
-    let dc_slots = fill(dc, &header.dc, of.iter().map(|component| component.dc), true)?;
-    let ac_slots = fill(ac, &header.ac, of.iter().map(|component| component.ac), false)?;
-    let quant = |number: usize| header.quant[of[number.min(count - 1)].quant].as_ref().ok_or(Refusal::Format);
-    let codes = |number: usize| -> Result<Codes<'a>, Refusal> {
-        Ok(Codes { dc: &dc[dc_slots[number]], ac: &ac[ac_slots[number]], quant: quant(number)? })
-    };
-    Ok([codes(0)?, codes(1)?, codes(2)?])
+impl Tables {
+    /// Build the tables that the components name; components often share them.
+    fn build(&mut self, header: &Header) -> Result<[Codes<'_>; 3], Refusal> {
+        let count = header.sampling.components();
+        let of = &header.components[..count];
+        let dc_slots = fill(&mut self.dc, &header.dc, of.iter().map(|component| component.dc), true)?;
+        let ac_slots = fill(&mut self.ac, &header.ac, of.iter().map(|component| component.ac), false)?;
+        for (steps, component) in self.steps.iter_mut().zip(of) {
+            for (position, &step) in header.quant[component.quant].as_ref().ok_or(Refusal::Format)?.iter().enumerate() {
+                if step > MAX_STEP {
+                    return Err(Refusal::Format);
+                }
+                steps.set(position, i32::from(step));
+            }
+        }
+        Ok(std::array::from_fn(|number| Codes {
+            dc: &self.dc[dc_slots[number]],
+            ac: &self.ac[ac_slots[number]],
+            steps: &self.steps[number],
+        }))
+    }
 }
 
 /// Build each named table once. Returns the place of each component's table.
@@ -191,7 +237,6 @@ impl<'a> Scan<'a> {
         codes: [Codes<'a>; 3],
         index: Option<Cursor<'a>>,
     ) -> Self {
-        let (data, segment_bytes) = segments.get(0);
         let (across, down) = header.mcus();
         Scan {
             segments,
@@ -201,9 +246,10 @@ impl<'a> Scan<'a> {
             codes,
             components: header.sampling.components(),
             luma_blocks: header.sampling.luma_blocks(),
-            reader: BitReader::new(data),
+            data: segments.bytes(),
+            reader: BitReader::default(),
             segment: 0,
-            segment_bytes,
+            segment_end: segments.range(0).end,
             next_mcu: 0,
             predictors: [0; 3],
             index,
@@ -212,9 +258,30 @@ impl<'a> Scan<'a> {
         }
     }
 
+    /// Go to the first MCU of a region in a row.
+    fn begin_row<K: Kernels>(&mut self, region: &Region, row: usize) -> Result<(), Refusal> {
+        let mcu = row * self.across + region.columns.start;
+        self.seek::<K>(mcu)?;
+        self.pass::<K>(mcu)
+    }
+
+    /// Decode the MCUs of a region in a row.
+    fn decode_row<K: Kernels>(&mut self, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+        self.begin_row::<K>(region, row)?;
+        let begin = self.next_mcu;
+        let end = begin + region.columns.len();
+        while self.next_mcu < end {
+            let place = (self.next_mcu - begin, row - region.rows.start);
+            let stop = self.begin_run(end)?;
+            K::decode_mcus(self, planes, place, stop)?;
+            self.check()?;
+        }
+        Ok(())
+    }
+
     /// Refuse data that ended before the blocks that were read from it.
     fn check(&self) -> Result<(), Refusal> {
-        if self.reader.position() > 8 * self.segment_bytes { Err(Refusal::Data) } else { Ok(()) }
+        if self.reader.position() > 8 * self.segment_end { Err(Refusal::Data) } else { Ok(()) }
     }
 
     /// Begin to read MCUs, at most those before `end`. Returns the MCU at which the reading must stop: there a segment
@@ -230,7 +297,7 @@ impl<'a> Scan<'a> {
     /// Begin the next segment if all MCUs of the present one are read.
     fn end_segment(&mut self) -> Result<(), Refusal> {
         if self.next_mcu == (self.segment + 1) * self.interval {
-            if self.reader.position().div_ceil(8) != self.segment_bytes {
+            if self.reader.position().div_ceil(8) != self.segment_end {
                 return Err(Refusal::Data);
             }
             self.begin(self.segment + 1);
@@ -239,15 +306,15 @@ impl<'a> Scan<'a> {
     }
 
     fn begin(&mut self, segment: usize) {
-        let (data, bytes) = self.segments.get(segment);
-        (self.reader, self.segment, self.segment_bytes) = (BitReader::new(data), segment, bytes);
+        let range = self.segments.range(segment);
+        self.reader = BitReader::at(8 * range.start, self.data);
+        (self.segment, self.segment_end) = (segment, range.end);
         (self.next_mcu, self.predictors) = (segment * self.interval, [0; 3]);
     }
 
     /// Return the state before the next MCU, whose segment has begun.
     fn state(&self) -> State {
-        let begin = 8 * self.segments.begin(self.segment);
-        State { position: begin + self.reader.position(), predictors: self.predictors }
+        State { position: self.reader.position(), predictors: self.predictors }
     }
 
     /// Refuse an index that has another state at the next MCU.
@@ -302,12 +369,12 @@ impl<'a> Scan<'a> {
         cursor.advance_to_mcu(mcu);
         let state = cursor.state().ok_or(Refusal::Index)?;
         let segment = mcu / self.interval;
-        let (data, bytes) = self.segments.get(segment);
-        let position = state.position.checked_sub(8 * self.segments.begin(segment)).ok_or(Refusal::Index)?;
-        if position > 8 * bytes {
+        let range = self.segments.range(segment);
+        if !(8 * range.start..=8 * range.end).contains(&state.position) {
             return Err(Refusal::Index);
         }
-        (self.reader, self.segment, self.segment_bytes) = (BitReader::at(data, position), segment, bytes);
+        self.reader = BitReader::at(state.position, self.data);
+        (self.segment, self.segment_end) = (segment, range.end);
         (self.next_mcu, self.predictors) = (mcu, state.predictors);
         cursor.advance();
         (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), true);
@@ -331,10 +398,10 @@ impl<'a> Scan<'a> {
         while self.next_mcu < stop {
             self.next_mcu += 1;
             for _ in 0..h * v {
-                pass_block(&mut self.reader, &self.codes[0], &mut self.predictors[0])?;
+                pass_block(self.data, &mut self.reader, &self.codes[0], &mut self.predictors[0])?;
             }
             for component in 1..self.components {
-                pass_block(&mut self.reader, &self.codes[component], &mut self.predictors[component])?;
+                pass_block(self.data, &mut self.reader, &self.codes[component], &mut self.predictors[component])?;
             }
         }
         Ok(())
@@ -358,7 +425,7 @@ impl<'a> Scan<'a> {
                     let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
                     for x in 0..h {
                         let samples = &mut plane.samples[begin + 8 * x..];
-                        decode_block::<K>(&mut self.reader, codes, predictor, samples, plane.stride)?;
+                        decode_block::<K>(self.data, &mut self.reader, codes, predictor, samples, plane.stride)?;
                     }
                 }
             }
@@ -368,9 +435,126 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// Decode `count` MCUs of two scans, into the planes from a (column, row) of MCUs on, the second's a row below.
+#[inline(always)]
+pub fn decode_pairs<K: Kernels>(
+    scans: (&mut Scan, &mut Scan),
+    planes: &mut [Plane; 3],
+    place: (usize, usize),
+    count: usize,
+) -> Result<(), Refusal> {
+    let (a, b) = scans;
+    let (column, row) = place;
+    a.next_mcu += count;
+    b.next_mcu += count;
+    for column in column..column + count {
+        for (component, plane) in planes.iter_mut().enumerate().take(a.components) {
+            let (h, v) = if component == 0 { a.luma_blocks } else { (1, 1) };
+            let codes = &a.codes[component];
+            for y in 0..v {
+                let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
+                for x in 0..h {
+                    let mut blocks = (Block::default(), Block::default());
+                    let predictors = (&mut a.predictors[component], &mut b.predictors[component]);
+                    read_pair(a.data, (&mut a.reader, &mut b.reader), codes, predictors, &mut blocks)?;
+                    let samples = &mut plane.samples[begin + 8 * x..];
+                    write_block::<K>(&mut blocks.0, codes, samples, plane.stride)?;
+                    write_block::<K>(&mut blocks.1, codes, &mut samples[8 * v * plane.stride..], plane.stride)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Read a block of two readers of the same data, a symbol of each in turn, so that the processor overlaps their table
+/// lookups.
+#[inline(always)]
+fn read_pair(
+    data: &[u8],
+    readers: (&mut BitReader, &mut BitReader),
+    codes: &Codes,
+    predictors: (&mut i32, &mut i32),
+    blocks: &mut (Block, Block),
+) -> Result<(), Refusal> {
+    let (mut a, mut b) = (*readers.0, *readers.1);
+    a.refill(data);
+    b.refill(data);
+    read_dc(&mut a, codes, predictors.0, &mut blocks.0, data)?;
+    read_dc(&mut b, codes, predictors.1, &mut blocks.1, data)?;
+    let (mut at_a, mut at_b) = (0, 0);
+    let (mut symbol_a, mut symbol_b);
+    loop {
+        // One refill for two symbols; the DC symbol was the first.
+        symbol_a = a.symbol(codes.ac, data).ok_or(Refusal::Data)?;
+        symbol_b = b.symbol(codes.ac, data).ok_or(Refusal::Data)?;
+        at_a += symbol_a.advance;
+        at_b += symbol_b.advance;
+        if at_a.max(at_b) >= 63 {
+            break;
+        }
+        blocks.0.set(at_a, symbol_a.value);
+        blocks.1.set(at_b, symbol_b.value);
+        a.refill(data);
+        b.refill(data);
+        symbol_a = a.symbol(codes.ac, data).ok_or(Refusal::Data)?;
+        symbol_b = b.symbol(codes.ac, data).ok_or(Refusal::Data)?;
+        at_a += symbol_a.advance;
+        at_b += symbol_b.advance;
+        if at_a.max(at_b) >= 63 {
+            break;
+        }
+        blocks.0.set(at_a, symbol_a.value);
+        blocks.1.set(at_b, symbol_b.value);
+    }
+    finish_block(data, &mut a, codes, at_a, symbol_a, &mut blocks.0)?;
+    finish_block(data, &mut b, codes, at_b, symbol_b, &mut blocks.1)?;
+    (*readers.0, *readers.1) = (a, b);
+    Ok(())
+}
+
+#[inline(always)]
+fn read_dc(
+    bits: &mut BitReader,
+    codes: &Codes,
+    predictor: &mut i32,
+    block: &mut Block,
+    data: &[u8],
+) -> Result<(), Refusal> {
+    let difference = bits.symbol(codes.dc, data).ok_or(Refusal::Data)?.value;
+    *predictor = predictor.wrapping_add(difference);
+    block.0[0] = i16::try_from(*predictor).map_err(|_| Refusal::Data)?;
+    Ok(())
+}
+
+/// Read the rest of a block, from a symbol on that was read last.
+#[inline(always)]
+fn finish_block(
+    data: &[u8],
+    bits: &mut BitReader,
+    codes: &Codes,
+    mut position: usize,
+    mut symbol: Coded,
+    block: &mut Block,
+) -> Result<(), Refusal> {
+    while position < 63 {
+        block.set(position, symbol.value);
+        bits.refill(data);
+        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
+        position += symbol.advance;
+    }
+    if position == 63 {
+        block.set(63, symbol.value);
+    } else if symbol.advance != END_OF_BLOCK {
+        return Err(Refusal::Data); // libjpeg would write to the last position
+    }
+    Ok(())
+}
+
 /// Read a block and write its samples.
 #[inline(always)]
 fn decode_block<K: Kernels>(
+    data: &[u8],
     reader: &mut BitReader,
     codes: &Codes,
     predictor: &mut i32,
@@ -378,37 +562,43 @@ fn decode_block<K: Kernels>(
     stride: usize,
 ) -> Result<(), Refusal> {
     let mut block = Block([0; 64]);
-    let mut sum = 0;
-    let difference = read_block(reader, codes, |position, value| {
-        let coefficient = value * i32::from(codes.quant[position]);
-        sum += u64::from(coefficient.unsigned_abs());
-        block.0[usize::from(NATURAL[position] & 63)] = coefficient as i16;
-    })?;
+    let difference = read_block(data, reader, codes, |position, value| block.set(position, value))?;
     *predictor = predictor.wrapping_add(difference);
-    let dc = i64::from(i16::try_from(*predictor).map_err(|_| Refusal::Data)?) * i64::from(codes.quant[0]);
-    block.0[0] = dc as i16;
-    if sum == 0 && dc.unsigned_abs() <= SAFE_SUM {
-        let value = [dc_sample(dc as i32); 8];
+    block.0[0] = i16::try_from(*predictor).map_err(|_| Refusal::Data)?;
+    write_block::<K>(&mut block, codes, samples, stride)
+}
+
+/// Write the samples of a block.
+#[inline(always)]
+fn write_block<K: Kernels>(
+    block: &mut Block,
+    codes: &Codes,
+    samples: &mut [u8],
+    stride: usize,
+) -> Result<(), Refusal> {
+    let dc = i32::from(block.0[0]) * i32::from(codes.steps.0[0]);
+    let sum = K::dequantise(block, codes.steps);
+    if sum <= SAFE_SUM {
+        if sum > dc.unsigned_abs() {
+            K::idct(block, samples, stride);
+            return Ok(());
+        }
+        let value = [dc_sample(dc); 8];
         for row in samples.chunks_mut(stride).take(8) {
             row[..8].copy_from_slice(&value);
         }
         return Ok(());
     }
-    sum += dc.unsigned_abs();
-    if sum > SAFE_SUM {
-        if sum > LARGEST_SUM {
-            return Err(Refusal::Data);
-        }
-        return idct_checked(&block, samples, stride).ok_or(Refusal::Data);
+    if sum > LARGEST_SUM {
+        return Err(Refusal::Data);
     }
-    K::idct(&block, samples, stride);
-    Ok(())
+    idct_checked(block, samples, stride).ok_or(Refusal::Data)
 }
 
 /// Read a block of which nothing is needed.
 #[inline(always)]
-fn pass_block(reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
-    let difference = read_block(reader, codes, |_, _| ())?;
+fn pass_block(data: &[u8], reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
+    let difference = read_block(data, reader, codes, |_, _| ())?;
     *predictor = predictor.wrapping_add(difference);
     Ok(())
 }
@@ -416,27 +606,32 @@ fn pass_block(reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Res
 /// Read a block: call `coefficient` with the position in zigzag order and the value of its AC coefficients, some of
 /// which are 0. Returns the difference of the DC value.
 #[inline(always)]
-fn read_block(reader: &mut BitReader, codes: &Codes, mut coefficient: impl FnMut(usize, i32)) -> Result<i32, Refusal> {
+fn read_block(
+    data: &[u8],
+    reader: &mut BitReader,
+    codes: &Codes,
+    mut coefficient: impl FnMut(usize, i32),
+) -> Result<i32, Refusal> {
     let mut bits = *reader; // in registers
-    bits.refill();
-    let difference = bits.symbol(codes.dc).ok_or(Refusal::Data)?.value;
+    bits.refill(data);
+    let difference = bits.symbol(codes.dc, data).ok_or(Refusal::Data)?.value;
     let mut position = 0;
     // One refill for two symbols; the DC symbol was the first.
-    let mut symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+    let mut symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
     loop {
         position += symbol.advance;
         if position >= 63 {
             break;
         }
         coefficient(position, symbol.value);
-        bits.refill();
-        symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+        bits.refill(data);
+        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
         position += symbol.advance;
         if position >= 63 {
             break;
         }
         coefficient(position, symbol.value);
-        symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
     }
     *reader = bits;
     if position == 63 {
@@ -466,5 +661,15 @@ pub mod avx2 {
         stop: usize,
     ) -> Result<(), Refusal> {
         scan.decode_mcus::<Avx2>(planes, place, stop)
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        super::decode_pairs::<Avx2>(scans, planes, place, count)
     }
 }

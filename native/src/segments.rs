@@ -1,5 +1,7 @@
 //! Entropy-coded data without its stuffed bytes, cut at the restart markers.
 
+use std::ops::Range;
+
 use crate::refusal::Refusal;
 
 /// Data of a scan, kept between images so that it is allocated once.
@@ -37,14 +39,14 @@ impl Segments {
         self.ends.len()
     }
 
-    /// Return the bytes before a segment.
-    pub fn begin(&self, number: usize) -> usize {
-        if number == 0 { 0 } else { self.ends[number - 1] }
+    /// Return the data of all segments.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
-    /// Return a segment with everything behind it, and its length in bytes.
-    pub fn get(&self, number: usize) -> (&[u8], usize) {
-        let begin = self.begin(number);
-        (&self.bytes[begin..], self.ends[number] - begin)
+    /// Return the place of a segment in the data.
+    pub fn range(&self, number: usize) -> Range<usize> {
+        let begin = if number == 0 { 0 } else { self.ends[number - 1] };
+        begin..self.ends[number]
     }
 }
