@@ -120,7 +120,14 @@ impl Cropper {
 /// Return the decode index of a file with an entry at every `interval`-th MCU, or at fewer if it would be too large.
 /// Empty: the file is refused, or it is so small that it needs none.
 pub fn build_index(file: &[u8], interval: u16) -> Vec<u8> {
-    let build = || ScanDecoder::default().index(file, &header::parse(file)?, interval);
+    let build = || {
+        let header = header::parse(file)?;
+        #[cfg(target_arch = "x86_64")]
+        if has_avx2() {
+            return ScanDecoder::default().index::<crate::kernels::Avx2>(file, &header, interval);
+        }
+        ScanDecoder::default().index::<Portable>(file, &header, interval)
+    };
     build().ok().flatten().unwrap_or_default()
 }
 

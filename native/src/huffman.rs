@@ -4,7 +4,7 @@ use crate::header::RawTable;
 use crate::refusal::Refusal;
 
 /// Bits of a lookup.
-const LOOK: u32 = 10;
+const LOOK: u32 = 11;
 
 /// Advance of an end of block: more than any position.
 pub const END_OF_BLOCK: usize = 127;

@@ -4,7 +4,7 @@
 //! values is at most SAFE_SUM: the first pass multiplies by less than 5.55. Blocks with a larger sum are computed with
 //! checks, and refused if a step overflows, because libjpeg's result then depends on the machine.
 
-use crate::scan::Block;
+use crate::block::Block;
 
 pub const SAFE_SUM: u32 = 5800;
 /// Largest sum for which a coefficient cannot have been cut to 16 bits.
@@ -26,8 +26,8 @@ const F_3_072: i32 = 25172;
 /// Largest quantisation step for which the sum of a block's magnitudes fits into 32 bits.
 pub const MAX_STEP: u16 = 1023;
 
-/// Multiply the coefficients of a block by the quantisation steps, which are at most MAX_STEP. Returns the sum of the
-/// products' magnitudes. If that is above LARGEST_SUM, the products have no meaning.
+/// Multiply the coefficients of a block, whose magnitudes fit into 16 bits, by the quantisation steps, which are at most
+/// MAX_STEP. Returns the sum of the products' magnitudes. If that is above LARGEST_SUM, the products have no meaning.
 pub fn dequantise_portable(block: &mut Block, steps: &Block) -> u32 {
     let mut sum = 0;
     for (value, &step) in block.0.iter_mut().zip(&steps.0) {
@@ -124,11 +124,11 @@ pub(crate) mod avx2 {
     #[target_feature(enable = "avx2")]
     pub fn dequantise(block: &mut Block, steps: &Block) -> u32 {
         let mut sums = _mm256_setzero_si256();
-        for (values, steps) in block.0.as_chunks_mut::<16>().0.iter_mut().zip(steps.0.as_chunks::<16>().0) {
-            // SAFETY: the references are to 32 bytes, and loads and stores need no alignment.
+        for (values, steps) in block.0.chunks_exact_mut(16).zip(steps.0.chunks_exact(16)) {
+            // SAFETY: the slices have 32 bytes, and loads and stores need no alignment.
             unsafe {
-                let (value, step) = (_mm256_loadu_si256(values.as_ptr().cast()), _mm256_loadu_si256(steps.as_ptr().cast()));
-                // The magnitude of -32,768 would not fit, but no value has more than 15 bits.
+                let value = _mm256_loadu_si256(values.as_ptr().cast());
+                let step = _mm256_loadu_si256(steps.as_ptr().cast());
                 sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_abs_epi16(value), step));
                 _mm256_storeu_si256(values.as_mut_ptr().cast(), _mm256_mullo_epi16(value, step));
             }

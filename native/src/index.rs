@@ -94,7 +94,8 @@ impl<'a> Cursor<'a> {
     fn advance_to(&mut self, number: usize) {
         while self.number < number {
             self.number += 1;
-            self.position += self.entry(self.number).map_or(0, |entry| usize::from(entry[0]) | usize::from(entry[1]) << 8);
+            self.position +=
+                self.entry(self.number).map_or(0, |entry| usize::from(entry[0]) | usize::from(entry[1]) << 8);
         }
     }
 

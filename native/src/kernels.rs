@@ -1,22 +1,19 @@
 //! Kernels in two versions, with equal results: portable Rust, and AVX2 if the processor has it.
 
+use crate::block::Block;
 use crate::color;
 use crate::idct;
 use crate::refusal::Refusal;
 use crate::resample::{self, Axis, ROWS};
-use crate::scan::{self, Block, Plane, Scan};
+use crate::scan::{self, Plane, Scan};
 
 pub trait Kernels {
     /// Read the MCUs before `stop`; see `Scan::pass_mcus`.
     fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal>;
 
     /// Decode the MCUs before `stop`; see `Scan::decode_mcus`.
-    fn decode_mcus(
-        scan: &mut Scan,
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        stop: usize,
-    ) -> Result<(), Refusal>;
+    fn decode_mcus(scan: &mut Scan, planes: &mut [Plane; 3], place: (usize, usize), stop: usize)
+    -> Result<(), Refusal>;
 
     /// Decode `count` MCUs of two scans; see `scan::decode_pairs`.
     fn decode_pairs(
@@ -91,7 +88,7 @@ impl Kernels for Portable {
     }
 }
 
-/// Kernels for processors with AVX2. Only `crop::Cropper` names them, after it has found AVX2.
+/// Kernels for processors with AVX2. Only `crop` names them, after it has found AVX2.
 #[cfg(target_arch = "x86_64")]
 pub struct Avx2;
 

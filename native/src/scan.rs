@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use crate::header::{Header, NATURAL, RawTable};
-use crate::huffman::{BitReader, Coded, END_OF_BLOCK, Table};
+use crate::block::{Codes, Tables, decode_block, pass_block, read_pair, write_block};
+use crate::header::Header;
+use crate::huffman::BitReader;
 use crate::index::{Builder, Cursor, State};
-use crate::idct::{LARGEST_SUM, MAX_STEP, SAFE_SUM, dc_sample, idct_checked};
-use crate::kernels::{Kernels, Portable};
+use crate::kernels::Kernels;
 use crate::memory::reserve;
 use crate::refusal::Refusal;
 use crate::segments::Segments;
@@ -43,46 +43,12 @@ impl Plane {
     }
 }
 
-/// Coefficients of a block or their quantisation steps, in natural order.
-#[repr(align(32))]
-pub struct Block(pub [i16; 64]);
-
-impl Default for Block {
-    fn default() -> Self {
-        Block([0; 64])
-    }
-}
-
-impl Block {
-    /// Set a coefficient by its position in zigzag order, which is below 64.
-    #[inline(always)]
-    fn set(&mut self, position: usize, value: i32) {
-        self.0[usize::from(NATURAL[position & 63] & 63)] = value as i16;
-    }
-}
-
 /// Entropy decoder with its memory, which is kept between images.
 #[derive(Default)]
 pub struct ScanDecoder {
     segments: Segments,
     tables: Tables,
     pub planes: [Plane; 3],
-}
-
-/// Tables of the components.
-#[derive(Default)]
-struct Tables {
-    dc: [Table; 3],
-    ac: [Table; 3],
-    steps: [Block; 3],
-}
-
-/// Tables of a component.
-#[derive(Clone, Copy)]
-struct Codes<'a> {
-    dc: &'a Table,
-    ac: &'a Table,
-    steps: &'a Block,
 }
 
 /// Scan with the position of the next MCU.
@@ -130,21 +96,8 @@ impl ScanDecoder {
         if index.is_some() && rows.len() > 1 {
             let mut other = scan.clone();
             while rows.len() > 1 {
-                let row = rows.start;
+                decode_two_rows::<K>((&mut scan, &mut other), region, rows.start, &mut self.planes)?;
                 rows.start += 2;
-                scan.begin_row::<K>(region, row)?;
-                other.begin_row::<K>(region, row + 1)?;
-                let width = region.columns.len();
-                let mut column = 0;
-                while column < width {
-                    let a = scan.begin_run(scan.next_mcu + width - column)? - scan.next_mcu;
-                    let b = other.begin_run(other.next_mcu + width - column)? - other.next_mcu;
-                    let count = a.min(b);
-                    K::decode_pairs((&mut scan, &mut other), &mut self.planes, (column, row - region.rows.start), count)?;
-                    scan.check()?;
-                    other.check()?;
-                    column += count;
-                }
             }
             other.check_last_entry::<K>()?;
         }
@@ -155,20 +108,25 @@ impl ScanDecoder {
     }
 
     /// Return the index of a file, of which all MCUs are read. None: it needs none, or its values do not fit.
-    pub fn index(&mut self, file: &[u8], header: &Header, interval: u16) -> Result<Option<Vec<u8>>, Refusal> {
+    pub fn index<K: Kernels>(
+        &mut self,
+        file: &[u8],
+        header: &Header,
+        interval: u16,
+    ) -> Result<Option<Vec<u8>>, Refusal> {
         let Some(mut builder) = Builder::new(file, header, interval) else { return Ok(None) };
         let (across, down) = header.mcus();
         let segment_mcus = self.fill_segments(header)?;
         let codes = self.tables.build(header)?;
         let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
         for mcu in (builder.interval()..across * down).step_by(builder.interval()) {
-            scan.pass::<Portable>(mcu)?;
+            scan.pass::<K>(mcu)?;
             scan.end_segment()?;
             if builder.add(&scan.state()).is_none() {
                 return Ok(None);
             }
         }
-        scan.pass::<Portable>(across * down)?;
+        scan.pass::<K>(across * down)?;
         if builder.add(&scan.state()).is_none() {
             return Ok(None);
         }
@@ -185,48 +143,6 @@ impl ScanDecoder {
         }
         Ok(interval)
     }
-}
-
-impl Tables {
-    /// Build the tables that the components name; components often share them.
-    fn build(&mut self, header: &Header) -> Result<[Codes<'_>; 3], Refusal> {
-        let count = header.sampling.components();
-        let of = &header.components[..count];
-        let dc_slots = fill(&mut self.dc, &header.dc, of.iter().map(|component| component.dc), true)?;
-        let ac_slots = fill(&mut self.ac, &header.ac, of.iter().map(|component| component.ac), false)?;
-        for (steps, component) in self.steps.iter_mut().zip(of) {
-            for (position, &step) in header.quant[component.quant].as_ref().ok_or(Refusal::Format)?.iter().enumerate() {
-                if step > MAX_STEP {
-                    return Err(Refusal::Format);
-                }
-                steps.set(position, i32::from(step));
-            }
-        }
-        Ok(std::array::from_fn(|number| Codes {
-            dc: &self.dc[dc_slots[number]],
-            ac: &self.ac[ac_slots[number]],
-            steps: &self.steps[number],
-        }))
-    }
-}
-
-/// Build each named table once. Returns the place of each component's table.
-fn fill(
-    tables: &mut [Table; 3],
-    raw: &[Option<RawTable>; 4],
-    names: impl Iterator<Item = usize>,
-    is_dc: bool,
-) -> Result<[usize; 3], Refusal> {
-    let mut named = [usize::MAX; 3];
-    let mut slots = [0; 3];
-    for (number, name) in names.enumerate() {
-        named[number] = name;
-        slots[number] = named.iter().position(|&other| other == name).unwrap_or(number);
-        if slots[number] == number {
-            tables[number].build(raw[name].as_ref().ok_or(Refusal::Format)?, is_dc)?;
-        }
-    }
-    Ok(slots)
 }
 
 impl<'a> Scan<'a> {
@@ -332,21 +248,22 @@ impl<'a> Scan<'a> {
     /// Go to the last MCU before `target` at which decoding can begin: that of an entry of the index, or that behind a
     /// restart marker, where libjpeg also starts again. All markers are there in their order.
     fn seek<K: Kernels>(&mut self, target: usize) -> Result<(), Refusal> {
-        let segment_mcu = target - target % self.interval;
+        let segment = target / self.interval;
+        let segment_mcu = segment * self.interval;
         let mcu = self.index.map_or(segment_mcu, |cursor| cursor.mcu_before(target).max(segment_mcu));
         if mcu > self.indexed_mcu {
             self.check_last_entry::<K>()?;
         }
-        if mcu <= self.next_mcu {
-            return Ok(());
+        if self.is_unchecked || mcu < self.next_mcu || (mcu == self.next_mcu && segment == self.segment) {
+            return Ok(()); // read on
         }
         if mcu > segment_mcu {
             return self.jump(mcu);
         }
-        self.begin(mcu / self.interval);
+        self.begin(segment);
         if let Some(cursor) = self.index.as_mut() {
             cursor.advance_to_mcu(mcu);
-            (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), false);
+            self.indexed_mcu = cursor.mcu();
         }
         Ok(())
     }
@@ -435,6 +352,29 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// Decode the MCUs of a region in a row and in that below it, in turn.
+fn decode_two_rows<K: Kernels>(
+    scans: (&mut Scan, &mut Scan),
+    region: &Region,
+    row: usize,
+    planes: &mut [Plane; 3],
+) -> Result<(), Refusal> {
+    let (a, b) = scans;
+    a.begin_row::<K>(region, row)?;
+    b.begin_row::<K>(region, row + 1)?;
+    let width = region.columns.len();
+    let mut column = 0;
+    while column < width {
+        let stops = (a.begin_run(a.next_mcu + width - column)?, b.begin_run(b.next_mcu + width - column)?);
+        let count = (stops.0 - a.next_mcu).min(stops.1 - b.next_mcu);
+        K::decode_pairs((a, b), planes, (column, row - region.rows.start), count)?;
+        a.check()?;
+        b.check()?;
+        column += count;
+    }
+    Ok(())
+}
+
 /// Decode `count` MCUs of two scans, into the planes from a (column, row) of MCUs on, the second's a row below.
 #[inline(always)]
 pub fn decode_pairs<K: Kernels>(
@@ -454,9 +394,8 @@ pub fn decode_pairs<K: Kernels>(
             for y in 0..v {
                 let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
                 for x in 0..h {
-                    let mut blocks = (Block::default(), Block::default());
                     let predictors = (&mut a.predictors[component], &mut b.predictors[component]);
-                    read_pair(a.data, (&mut a.reader, &mut b.reader), codes, predictors, &mut blocks)?;
+                    let mut blocks = read_pair(a.data, (&mut a.reader, &mut b.reader), codes, predictors)?;
                     let samples = &mut plane.samples[begin + 8 * x..];
                     write_block::<K>(&mut blocks.0, codes, samples, plane.stride)?;
                     write_block::<K>(&mut blocks.1, codes, &mut samples[8 * v * plane.stride..], plane.stride)?;
@@ -465,181 +404,6 @@ pub fn decode_pairs<K: Kernels>(
         }
     }
     Ok(())
-}
-
-/// Read a block of two readers of the same data, a symbol of each in turn, so that the processor overlaps their table
-/// lookups.
-#[inline(always)]
-fn read_pair(
-    data: &[u8],
-    readers: (&mut BitReader, &mut BitReader),
-    codes: &Codes,
-    predictors: (&mut i32, &mut i32),
-    blocks: &mut (Block, Block),
-) -> Result<(), Refusal> {
-    let (mut a, mut b) = (*readers.0, *readers.1);
-    a.refill(data);
-    b.refill(data);
-    read_dc(&mut a, codes, predictors.0, &mut blocks.0, data)?;
-    read_dc(&mut b, codes, predictors.1, &mut blocks.1, data)?;
-    let (mut at_a, mut at_b) = (0, 0);
-    let (mut symbol_a, mut symbol_b);
-    loop {
-        // One refill for two symbols; the DC symbol was the first.
-        symbol_a = a.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        symbol_b = b.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        at_a += symbol_a.advance;
-        at_b += symbol_b.advance;
-        if at_a.max(at_b) >= 63 {
-            break;
-        }
-        blocks.0.set(at_a, symbol_a.value);
-        blocks.1.set(at_b, symbol_b.value);
-        a.refill(data);
-        b.refill(data);
-        symbol_a = a.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        symbol_b = b.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        at_a += symbol_a.advance;
-        at_b += symbol_b.advance;
-        if at_a.max(at_b) >= 63 {
-            break;
-        }
-        blocks.0.set(at_a, symbol_a.value);
-        blocks.1.set(at_b, symbol_b.value);
-    }
-    finish_block(data, &mut a, codes, at_a, symbol_a, &mut blocks.0)?;
-    finish_block(data, &mut b, codes, at_b, symbol_b, &mut blocks.1)?;
-    (*readers.0, *readers.1) = (a, b);
-    Ok(())
-}
-
-#[inline(always)]
-fn read_dc(
-    bits: &mut BitReader,
-    codes: &Codes,
-    predictor: &mut i32,
-    block: &mut Block,
-    data: &[u8],
-) -> Result<(), Refusal> {
-    let difference = bits.symbol(codes.dc, data).ok_or(Refusal::Data)?.value;
-    *predictor = predictor.wrapping_add(difference);
-    block.0[0] = i16::try_from(*predictor).map_err(|_| Refusal::Data)?;
-    Ok(())
-}
-
-/// Read the rest of a block, from a symbol on that was read last.
-#[inline(always)]
-fn finish_block(
-    data: &[u8],
-    bits: &mut BitReader,
-    codes: &Codes,
-    mut position: usize,
-    mut symbol: Coded,
-    block: &mut Block,
-) -> Result<(), Refusal> {
-    while position < 63 {
-        block.set(position, symbol.value);
-        bits.refill(data);
-        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        position += symbol.advance;
-    }
-    if position == 63 {
-        block.set(63, symbol.value);
-    } else if symbol.advance != END_OF_BLOCK {
-        return Err(Refusal::Data); // libjpeg would write to the last position
-    }
-    Ok(())
-}
-
-/// Read a block and write its samples.
-#[inline(always)]
-fn decode_block<K: Kernels>(
-    data: &[u8],
-    reader: &mut BitReader,
-    codes: &Codes,
-    predictor: &mut i32,
-    samples: &mut [u8],
-    stride: usize,
-) -> Result<(), Refusal> {
-    let mut block = Block([0; 64]);
-    let difference = read_block(data, reader, codes, |position, value| block.set(position, value))?;
-    *predictor = predictor.wrapping_add(difference);
-    block.0[0] = i16::try_from(*predictor).map_err(|_| Refusal::Data)?;
-    write_block::<K>(&mut block, codes, samples, stride)
-}
-
-/// Write the samples of a block.
-#[inline(always)]
-fn write_block<K: Kernels>(
-    block: &mut Block,
-    codes: &Codes,
-    samples: &mut [u8],
-    stride: usize,
-) -> Result<(), Refusal> {
-    let dc = i32::from(block.0[0]) * i32::from(codes.steps.0[0]);
-    let sum = K::dequantise(block, codes.steps);
-    if sum <= SAFE_SUM {
-        if sum > dc.unsigned_abs() {
-            K::idct(block, samples, stride);
-            return Ok(());
-        }
-        let value = [dc_sample(dc); 8];
-        for row in samples.chunks_mut(stride).take(8) {
-            row[..8].copy_from_slice(&value);
-        }
-        return Ok(());
-    }
-    if sum > LARGEST_SUM {
-        return Err(Refusal::Data);
-    }
-    idct_checked(block, samples, stride).ok_or(Refusal::Data)
-}
-
-/// Read a block of which nothing is needed.
-#[inline(always)]
-fn pass_block(data: &[u8], reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
-    let difference = read_block(data, reader, codes, |_, _| ())?;
-    *predictor = predictor.wrapping_add(difference);
-    Ok(())
-}
-
-/// Read a block: call `coefficient` with the position in zigzag order and the value of its AC coefficients, some of
-/// which are 0. Returns the difference of the DC value.
-#[inline(always)]
-fn read_block(
-    data: &[u8],
-    reader: &mut BitReader,
-    codes: &Codes,
-    mut coefficient: impl FnMut(usize, i32),
-) -> Result<i32, Refusal> {
-    let mut bits = *reader; // in registers
-    bits.refill(data);
-    let difference = bits.symbol(codes.dc, data).ok_or(Refusal::Data)?.value;
-    let mut position = 0;
-    // One refill for two symbols; the DC symbol was the first.
-    let mut symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-    loop {
-        position += symbol.advance;
-        if position >= 63 {
-            break;
-        }
-        coefficient(position, symbol.value);
-        bits.refill(data);
-        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        position += symbol.advance;
-        if position >= 63 {
-            break;
-        }
-        coefficient(position, symbol.value);
-        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-    }
-    *reader = bits;
-    if position == 63 {
-        coefficient(63, symbol.value);
-    } else if symbol.advance != END_OF_BLOCK {
-        return Err(Refusal::Data); // libjpeg would write to the last position
-    }
-    Ok(difference)
 }
 
 /// The hot loops, compiled for a processor with AVX2 and BMI.
