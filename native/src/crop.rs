@@ -117,16 +117,16 @@ impl Cropper {
     }
 }
 
-/// Return the decode index of a file with an entry at every `interval`-th MCU, or at fewer if it would be too large.
-/// Empty: the file is refused, or it is so small that it needs none.
-pub fn build_index(file: &[u8], interval: u16) -> Vec<u8> {
+/// Return the decode index of a file with an entry at every `interval`-th MCU, or at fewer if it would have more than
+/// `max_percent` of the file's bytes. Empty: the file is refused, or it is so small that it needs none.
+pub fn build_index(file: &[u8], interval: u16, max_percent: usize) -> Vec<u8> {
     let build = || {
         let header = header::parse(file)?;
         #[cfg(target_arch = "x86_64")]
         if has_avx2() {
-            return ScanDecoder::default().index::<crate::kernels::Avx2>(file, &header, interval);
+            return ScanDecoder::default().index::<crate::kernels::Avx2>(file, &header, interval, max_percent);
         }
-        ScanDecoder::default().index::<Portable>(file, &header, interval)
+        ScanDecoder::default().index::<Portable>(file, &header, interval, max_percent)
     };
     build().ok().flatten().unwrap_or_default()
 }

@@ -2,7 +2,8 @@
 //!
 //! Layout, little-endian: checksum u64, interval k u16, then an entry for each of the MCUs k, 2 k, ..., and one for the end:
 //! bits since the previous entry (u16), and the DC predictor of each component (i16). Bits are counted in the data
-//! without stuffed bytes and restart markers. The checksum is the XXH3-64 of the file, with the XXH3-64 of all that
+//! without stuffed bytes and restart markers. At a restart marker the entry has the state before it, because that behind
+//! it is known. The checksum is the XXH3-64 of the file, with the XXH3-64 of all that
 //! follows the checksum as its seed. So it binds the entries to the bytes of the file.
 
 use twox_hash::XxHash3_64;
@@ -13,13 +14,10 @@ use crate::refusal::Refusal;
 const CHECKSUM_BYTES: usize = 8;
 const PREFIX_BYTES: usize = CHECKSUM_BYTES + 2;
 
-/// Largest size of an index, percent of the file's bytes.
-const MAX_PERCENT: usize = 3;
-
 /// Bytes that the container of the indexes needs for each.
 const CONTAINER_BYTES: usize = 8;
 
-/// State of the entropy decoder before an MCU.
+/// State of the entropy decoder before an MCU, or before the restart marker in front of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct State {
     /// Bits before the MCU.
@@ -66,9 +64,12 @@ impl<'a> Cursor<'a> {
         (self.number * self.interval).min(self.mcus)
     }
 
-    /// Return the last MCU with an entry that is not behind `mcu`, or 0.
-    pub fn mcu_before(&self, mcu: usize) -> usize {
-        mcu - mcu % self.interval
+    /// Return the last MCU that is not behind `mcu` and has an entry whose successor is in the same segment; else 0. The
+    /// successor then checks the entry, before a restart marker sets the DC predictors to 0.
+    pub fn mcu_before(&self, mcu: usize, segment_end: usize) -> usize {
+        let last = mcu - mcu % self.interval;
+        let is_checked = (last + self.interval).min(self.mcus) <= segment_end;
+        if is_checked { last } else { last.saturating_sub(self.interval) }
     }
 
     /// Return the state at the present entry.
@@ -86,9 +87,14 @@ impl<'a> Cursor<'a> {
         self.advance_to(self.number + 1);
     }
 
-    /// Go to the first entry that is not before `mcu`.
-    pub fn advance_to_mcu(&mut self, mcu: usize) {
-        self.advance_to(mcu.div_ceil(self.interval));
+    /// Go to the first entry behind `mcu`.
+    pub fn pass_mcu(&mut self, mcu: usize) {
+        self.advance_to(mcu / self.interval + 1);
+    }
+
+    /// Go to the entry of `mcu`.
+    pub fn go_to_mcu(&mut self, mcu: usize) {
+        self.advance_to(mcu / self.interval);
     }
 
     fn advance_to(&mut self, number: usize) {
@@ -114,12 +120,13 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Begin an index. The interval is doubled until the index is small beside the file. Returns None if nothing is left.
-    pub fn new(file: &[u8], header: &Header, interval: u16) -> Option<Self> {
+    /// Begin an index. The interval is doubled until the index has at most `max_percent` of the file's bytes. Returns None
+    /// if no MCU but the first is left.
+    pub fn new(file: &[u8], header: &Header, interval: u16, max_percent: usize) -> Option<Self> {
         let mcus = count_mcus(header);
         let size = |interval: u16| entry_bytes(header) * mcus.div_ceil(usize::from(interval));
         let mut interval = interval.max(1);
-        while 100 * (CONTAINER_BYTES + PREFIX_BYTES + size(interval)) > MAX_PERCENT * file.len() {
+        while 100 * (CONTAINER_BYTES + PREFIX_BYTES + size(interval)) > max_percent.saturating_mul(file.len()) {
             interval = interval.checked_mul(2)?;
         }
         if mcus <= usize::from(interval) {

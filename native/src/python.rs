@@ -139,11 +139,16 @@ fn has_avx2() -> bool {
     crop::has_avx2()
 }
 
-/// Return the decode index of a JPEG, without the GIL; empty if it needs none or is refused.
+/// Return the decode index of a JPEG, at most `max_percent` of its bytes; empty if it needs none or is refused.
 #[pyfunction]
-fn build_index<'py>(py: Python<'py>, record: PyBuffer<u8>, interval: u16) -> PyResult<Bound<'py, PyBytes>> {
+fn build_index<'py>(
+    py: Python<'py>,
+    record: PyBuffer<u8>,
+    interval: u16,
+    max_percent: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
     let file = readable(&record)?;
-    let index = py.detach(|| crop::build_index(file, interval));
+    let index = py.detach(|| crop::build_index(file, interval, max_percent));
     Ok(PyBytes::new(py, &index))
 }
 

@@ -113,15 +113,15 @@ impl ScanDecoder {
         file: &[u8],
         header: &Header,
         interval: u16,
+        max_percent: usize,
     ) -> Result<Option<Vec<u8>>, Refusal> {
-        let Some(mut builder) = Builder::new(file, header, interval) else { return Ok(None) };
+        let Some(mut builder) = Builder::new(file, header, interval, max_percent) else { return Ok(None) };
         let (across, down) = header.mcus();
         let segment_mcus = self.fill_segments(header)?;
         let codes = self.tables.build(header)?;
         let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
         for mcu in (builder.interval()..across * down).step_by(builder.interval()) {
             scan.pass::<K>(mcu)?;
-            scan.end_segment()?;
             if builder.add(&scan.state()).is_none() {
                 return Ok(None);
             }
@@ -203,10 +203,10 @@ impl<'a> Scan<'a> {
     /// Begin to read MCUs, at most those before `end`. Returns the MCU at which the reading must stop: there a segment
     /// ends, or an entry of the index follows.
     fn begin_run(&mut self, end: usize) -> Result<usize, Refusal> {
-        self.end_segment()?;
         if self.next_mcu == self.indexed_mcu {
             self.check_entry()?;
         }
+        self.end_segment()?;
         Ok(end.min((self.segment + 1) * self.interval).min(self.indexed_mcu))
     }
 
@@ -228,7 +228,7 @@ impl<'a> Scan<'a> {
         (self.next_mcu, self.predictors) = (segment * self.interval, [0; 3]);
     }
 
-    /// Return the state before the next MCU, whose segment has begun.
+    /// Return the state before the next MCU.
     fn state(&self) -> State {
         State { position: self.reader.position(), predictors: self.predictors }
     }
@@ -250,7 +250,9 @@ impl<'a> Scan<'a> {
     fn seek<K: Kernels>(&mut self, target: usize) -> Result<(), Refusal> {
         let segment = target / self.interval;
         let segment_mcu = segment * self.interval;
-        let mcu = self.index.map_or(segment_mcu, |cursor| cursor.mcu_before(target).max(segment_mcu));
+        let segment_end = (segment_mcu + self.interval).min(self.mcus);
+        let indexed_mcu = self.index.map_or(0, |cursor| cursor.mcu_before(target, segment_end));
+        let mcu = indexed_mcu.max(segment_mcu);
         if mcu > self.indexed_mcu {
             self.check_last_entry::<K>()?;
         }
@@ -262,7 +264,7 @@ impl<'a> Scan<'a> {
         }
         self.begin(segment);
         if let Some(cursor) = self.index.as_mut() {
-            cursor.advance_to_mcu(mcu);
+            cursor.pass_mcu(mcu);
             self.indexed_mcu = cursor.mcu();
         }
         Ok(())
@@ -274,16 +276,13 @@ impl<'a> Scan<'a> {
             return Ok(());
         }
         self.pass::<K>(self.indexed_mcu)?;
-        if self.indexed_mcu < self.mcus {
-            self.end_segment()?;
-        }
         self.check_entry()
     }
 
     /// Go to an MCU whose state the index has.
     fn jump(&mut self, mcu: usize) -> Result<(), Refusal> {
         let cursor = self.index.as_mut().ok_or(Refusal::Index)?;
-        cursor.advance_to_mcu(mcu);
+        cursor.go_to_mcu(mcu);
         let state = cursor.state().ok_or(Refusal::Index)?;
         let segment = mcu / self.interval;
         let range = self.segments.range(segment);

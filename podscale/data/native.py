@@ -19,6 +19,7 @@ from PIL import Image
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
+from podscale.data.decode_index import NO_INDEX, ImageIndex
 
 log = logging.getLogger("podscale.data")
 
@@ -32,9 +33,6 @@ REASONS = {1: "format", 2: "size", 3: "data", 4: "index"}
 """Reason of a refusal by its number in the extension: `format` is another kind of image or an unusual header, `size`
 another size than the index has, `data` damaged or unusual entropy-coded data, `index` a decode index that is damaged or
 not the image's."""
-
-NO_INDEX: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-"""Decode index of an image that has none."""
 
 
 def is_installed() -> bool:
@@ -68,14 +66,14 @@ def _has_pillows_pixels() -> bool:
     return True
 
 
-def build_decode_index(record: Pixels, interval: int) -> bytes:
+def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: int = 3) -> bytes:
     """Return the decode index of an encoded image; empty if it needs none or the extension does not decode it.
 
     Args:
-        record: uint8 [bytes], contiguous.
-        interval: MCUs between two entries; doubled until the index has at most 3 % of the image's bytes.
+        record: the encoded image, bytes or contiguous uint8 [bytes].
+        interval: MCUs between two entries; doubled until the index has at most `max_percent` of the image's bytes.
     """
-    return bytes(_native.build_index(record, interval))
+    return bytes(_native.build_index(record, interval, max_percent))
 
 
 def has_avx2() -> bool:
@@ -101,7 +99,7 @@ class CropDecoder:
         crops: CropParamsBatch,
         images: Pixels,
         interpolation: Interpolation,
-        indexes: Sequence[npt.NDArray[np.uint8]] | None = None,
+        indexes: Sequence[ImageIndex] | None = None,
     ) -> npt.NDArray[np.uint8]:
         """Write the crops to `images`. Returns 0 or the number of the reason for each record, uint8 [n].
 
