@@ -42,9 +42,7 @@ def shard(
     ] = None,
     decode_index: Annotated[
         bool,
-        typer.Option(
-            "--decode-index", help="Also write the missing decode indexes of a set that was complete before."
-        ),
+        typer.Option("--decode-index", help="Also write the missing decode indexes of a set that was complete before."),
     ] = False,
     dedup: Annotated[str | None, typer.Option(help="Short for --set data.dedup=...")] = None,
     resize_short: Annotated[int | None, typer.Option(help="Short for --set data.resize_short=...")] = None,
@@ -196,9 +194,7 @@ def _index_shards(config: "RunConfig", result: "ShardResult", workers: int) -> N
     if config.data.decode_index is None:
         raise InputError("the document wants no decode index", field="data.decode_index", hint="Set it to 8.")
     progress = ProgressLine(sys.stderr)
-    indexed = index_shards(
-        local_path(result.location), config.data.decode_index, workers=workers, progress=progress
-    )
+    indexed = index_shards(local_path(result.location), config.data.decode_index, workers=workers, progress=progress)
     progress.clear()
     size = f"{format_bytes(indexed.index_bytes)}, {indexed.index_bytes / indexed.shard_bytes:.1%} of the shards"
     print(f"decode index: {size}; written for {indexed.written} of {format_count(indexed.shards, 'shard')}")

@@ -26,9 +26,9 @@ from tests.unit.data.test_native import (
     SHAPES,
     SIZE,
     as_record,
-    batch_of,
     encoded,
     expected,
+    native,
     random_crops,
 )
 
@@ -47,11 +47,7 @@ def decode_with(
     index: Pixels, record: Pixels, shape: tuple[int, int], crops: Sequence[CropParams], *, portable: bool = False
 ) -> tuple[Pixels, Pixels]:
     """Return the crops of one image with this index, and their status."""
-    images = np.full((len(crops), SIZE, SIZE, 3), 77, dtype=np.uint8)
-    heights, widths = (np.full(len(crops), side) for side in shape)
-    decoder, records, indexes = CropDecoder(1, portable=portable), [record] * len(crops), [index] * len(crops)
-    status = decoder.decode(records, heights, widths, batch_of(crops), images, "bilinear", indexes)
-    return images, status
+    return native(CropDecoder(1, portable=portable), record, shape, crops, index=index)
 
 
 @PORTABLE
