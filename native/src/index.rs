@@ -87,11 +87,6 @@ impl<'a> Cursor<'a> {
         self.advance_to(self.number + 1);
     }
 
-    /// Go to the first entry behind `mcu`.
-    pub fn pass_mcu(&mut self, mcu: usize) {
-        self.advance_to(mcu / self.interval + 1);
-    }
-
     /// Go to the entry of `mcu`.
     pub fn go_to_mcu(&mut self, mcu: usize) {
         self.advance_to(mcu / self.interval);

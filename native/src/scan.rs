@@ -72,11 +72,12 @@ pub struct Scan<'a> {
     /// DC values of the previous blocks.
     predictors: [i32; 3],
     index: Option<Cursor<'a>>,
-    /// Next MCU whose state the index has.
-    indexed_mcu: usize,
-    /// True from a jump to an entry of the index until the next entry is reached.
-    is_unchecked: bool,
+    /// After a jump to an entry of the index: MCU of the next entry, which checks it. `CHECKED`: no check is left.
+    check_mcu: usize,
 }
+
+/// Number that no MCU has.
+const CHECKED: usize = usize::MAX;
 
 impl ScanDecoder {
     /// Decode the blocks of a region into `planes`. An index must be the file's.
@@ -169,8 +170,7 @@ impl<'a> Scan<'a> {
             next_mcu: 0,
             predictors: [0; 3],
             index,
-            indexed_mcu: index.map_or(usize::MAX, |cursor| cursor.mcu()),
-            is_unchecked: false,
+            check_mcu: CHECKED,
         }
     }
 
@@ -201,13 +201,13 @@ impl<'a> Scan<'a> {
     }
 
     /// Begin to read MCUs, at most those before `end`. Returns the MCU at which the reading must stop: there a segment
-    /// ends, or an entry of the index follows.
+    /// ends, or an entry of the index is checked.
     fn begin_run(&mut self, end: usize) -> Result<usize, Refusal> {
-        if self.next_mcu == self.indexed_mcu {
+        if self.next_mcu == self.check_mcu {
             self.check_entry()?;
         }
         self.end_segment()?;
-        Ok(end.min((self.segment + 1) * self.interval).min(self.indexed_mcu))
+        Ok(end.min((self.segment + 1) * self.interval).min(self.check_mcu))
     }
 
     /// Begin the next segment if all MCUs of the present one are read.
@@ -235,14 +235,9 @@ impl<'a> Scan<'a> {
 
     /// Refuse an index that has another state at the next MCU.
     fn check_entry(&mut self) -> Result<(), Refusal> {
-        let state = self.state();
-        let Some(cursor) = self.index.as_mut() else { return Ok(()) };
-        if cursor.state() != Some(state) {
-            return Err(Refusal::Index);
-        }
-        cursor.advance();
-        (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), false);
-        Ok(())
+        self.check_mcu = CHECKED;
+        let state = self.index.and_then(|cursor| cursor.state());
+        if state == Some(self.state()) { Ok(()) } else { Err(Refusal::Index) }
     }
 
     /// Go to the last MCU before `target` at which decoding can begin: that of an entry of the index, or that behind a
@@ -253,29 +248,25 @@ impl<'a> Scan<'a> {
         let segment_end = (segment_mcu + self.interval).min(self.mcus);
         let indexed_mcu = self.index.map_or(0, |cursor| cursor.mcu_before(target, segment_end));
         let mcu = indexed_mcu.max(segment_mcu);
-        if mcu > self.indexed_mcu {
+        if mcu > self.check_mcu {
             self.check_last_entry::<K>()?;
         }
-        if self.is_unchecked || mcu < self.next_mcu || (mcu == self.next_mcu && segment == self.segment) {
+        if self.check_mcu != CHECKED || mcu < self.next_mcu || (mcu == self.next_mcu && segment == self.segment) {
             return Ok(()); // read on
         }
         if mcu > segment_mcu {
             return self.jump(mcu);
         }
         self.begin(segment);
-        if let Some(cursor) = self.index.as_mut() {
-            cursor.pass_mcu(mcu);
-            self.indexed_mcu = cursor.mcu();
-        }
         Ok(())
     }
 
-    /// Check the entry of the index at which the reading began, by the next one. If no MCU behind that was read, read on.
+    /// Check the entry of the index at which the reading began, if that is still to be done: read on to the next one.
     fn check_last_entry<K: Kernels>(&mut self) -> Result<(), Refusal> {
-        if !self.is_unchecked {
+        if self.check_mcu == CHECKED {
             return Ok(());
         }
-        self.pass::<K>(self.indexed_mcu)?;
+        self.pass::<K>(self.check_mcu)?;
         self.check_entry()
     }
 
@@ -293,7 +284,7 @@ impl<'a> Scan<'a> {
         (self.segment, self.segment_end) = (segment, range.end);
         (self.next_mcu, self.predictors) = (mcu, state.predictors);
         cursor.advance();
-        (self.indexed_mcu, self.is_unchecked) = (cursor.mcu(), true);
+        self.check_mcu = cursor.mcu();
         Ok(())
     }
 
