@@ -152,9 +152,15 @@ impl Builder {
 
     /// Return the index.
     pub fn finish(mut self, file: &[u8]) -> Vec<u8> {
-        let checksum = checksum_of(file, &self.bytes[CHECKSUM_BYTES..]);
-        self.bytes[..CHECKSUM_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        seal(&mut self.bytes, file);
         self.bytes
+    }
+}
+
+/// Write the checksum of an index, whatever its entries.
+pub fn seal(index: &mut [u8], file: &[u8]) {
+    if let Some((checksum, rest)) = index.split_first_chunk_mut::<CHECKSUM_BYTES>() {
+        *checksum = checksum_of(file, rest).to_le_bytes();
     }
 }
 

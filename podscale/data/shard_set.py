@@ -144,7 +144,7 @@ class Split:
         return record.copy() if self.is_remote else record
 
     def decode_indexes(self, rows: npt.NDArray[np.int64]) -> list[ImageIndex]:
-        """Return the decode index of each row, `NO_INDEX` for one that has none."""
+        """Return the decode index of each of `rows`, int64 [n]; `NO_INDEX` for one that has none."""
         shards = self._columns["shard"][rows]
         numbers = self._rows[rows] - self._first_rows[shards]
         found = zip(shards.tolist(), numbers.tolist(), strict=True)
