@@ -115,20 +115,18 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Begin an index. The interval is doubled until the index has at most `max_percent` of the file's bytes. Returns None
+    /// Begin an index. The interval is raised until the index has at most `max_percent` of the file's bytes. Returns None
     /// if no MCU but the first is left.
     pub fn new(file: &[u8], header: &Header, interval: u16, max_percent: usize) -> Option<Self> {
         let mcus = count_mcus(header);
-        let size = |interval: u16| entry_bytes(header) * mcus.div_ceil(usize::from(interval));
-        let mut interval = interval.max(1);
-        while 100 * (CONTAINER_BYTES + PREFIX_BYTES + size(interval)) > max_percent.saturating_mul(file.len()) {
-            interval = interval.checked_mul(2)?;
-        }
+        let limit = (file.len().saturating_mul(max_percent) / 100).checked_sub(CONTAINER_BYTES + PREFIX_BYTES)?;
+        let fewest = mcus.div_ceil((limit / entry_bytes(header)).clamp(1, mcus));
+        let interval = u16::try_from(fewest).ok()?.max(interval).max(1);
         if mcus <= usize::from(interval) {
             return None;
         }
         let mut bytes = vec![0; CHECKSUM_BYTES];
-        bytes.reserve(2 + size(interval));
+        bytes.reserve(2 + entry_bytes(header) * mcus.div_ceil(usize::from(interval)));
         bytes.extend_from_slice(&interval.to_le_bytes());
         let components = header.sampling.components();
         Some(Builder { bytes, components, interval: usize::from(interval), position: 0 })
