@@ -109,8 +109,8 @@ class DataSection(Section):
     quality: int = result_field(90, "JPEG quality of re-encoded images.", ge=1, le=100)
     decode_index: int | None = placement_field(
         8,
-        "MCUs between two entries of the decode index, with which the loader native decodes crops faster; doubled for "
-        "an image until its index has at most 3 % of the image's bytes. It changes no pixels. null: none.",
+        "MCUs between two entries of the decode index, with which the loader native decodes crops faster; more for an "
+        "image whose index would have more than 3 % of the image's bytes. It changes no pixels. null: none.",
         ge=1,
         le=4096,
     )

@@ -71,7 +71,7 @@ def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: in
 
     Args:
         record: the encoded image, bytes or contiguous uint8 [bytes].
-        interval: MCUs between two entries; doubled until the index has at most `max_percent` of the image's bytes.
+        interval: MCUs between two entries; more if the index would have more than `max_percent` of the image's bytes.
     """
     return bytes(_native.build_index(record, interval, max_percent))
 
