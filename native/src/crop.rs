@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::color::{ColorRows, Decoded, Pixels, Rows};
 use crate::header::{self, Header};
+use crate::index::Cursor;
 use crate::kernels::{Kernels, Portable};
 use crate::memory::reserve;
 use crate::refusal::Refusal;
@@ -60,7 +61,11 @@ impl RowGroup {
 /// Image whose crop is wanted.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
-    Jpeg(&'a [u8]),
+    Jpeg {
+        file: &'a [u8],
+        /// Decode index; empty if there is none.
+        index: &'a [u8],
+    },
     /// Decoded, 3 bytes a pixel.
     Pixels(&'a [u8]),
 }
@@ -112,6 +117,20 @@ impl Cropper {
     }
 }
 
+/// Return the decode index of a file with an entry at every `interval`-th MCU, or at fewer if it would have more than
+/// `max_percent` of the file's bytes. Empty: the file is refused, or it is so small that it needs none.
+pub fn build_index(file: &[u8], interval: u16, max_percent: usize) -> Vec<u8> {
+    let build = || {
+        let header = header::parse(file)?;
+        #[cfg(target_arch = "x86_64")]
+        if has_avx2() {
+            return ScanDecoder::default().index::<crate::kernels::Avx2>(file, &header, interval, max_percent);
+        }
+        ScanDecoder::default().index::<Portable>(file, &header, interval, max_percent)
+    };
+    build().ok().flatten().unwrap_or_default()
+}
+
 /// Return true if the processor has the instructions of `kernels::Avx2` and of `run_avx2`.
 pub fn has_avx2() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -155,12 +174,13 @@ impl Decoder {
                 }
                 resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, crop, &source, &target, out);
             }
-            Image::Jpeg(file) => {
+            Image::Jpeg { file, index } => {
                 let header = header::parse(file)?;
                 if (header.height, header.width) != (crop.height, crop.width) {
                     return Err(Refusal::Size);
                 }
-                scan.decode::<K>(&header, &region(&header, &source))?;
+                let cursor = if index.is_empty() { None } else { Some(Cursor::open(index, file, &header)?) };
+                scan.decode::<K>(&header, &region(&header, &source), cursor)?;
                 let decoded = Decoded { header: &header, planes: &scan.planes };
                 resizer.run::<K, _>(&decoded, crop, &source, &target, out);
             }

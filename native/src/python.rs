@@ -3,7 +3,7 @@
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::batch::{BatchDecoder, Job};
 use crate::crop::{self, Crop, Image, Resize};
@@ -31,6 +31,7 @@ impl CropDecoder {
     /// Decode crops of JPEGs without the GIL.
     ///
     /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3].
+    /// `indexes`: list of n buffers of uint8, decode indexes of the files; empty for a file without one.
     /// `crops`: int64 [n, 11], the columns `FIELDS`.
     /// `images`: uint8 [n, size, size, 3], written.
     /// `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
@@ -39,6 +40,7 @@ impl CropDecoder {
         &self,
         py: Python<'_>,
         records: &Bound<'_, PyList>,
+        indexes: &Bound<'_, PyList>,
         crops: PyBuffer<i64>,
         images: PyBuffer<u8>,
         status: PyBuffer<u8>,
@@ -52,7 +54,11 @@ impl CropDecoder {
             return Err(PyValueError::new_err("images and status must have a place for each record"));
         }
         let files = records.iter().map(|record| PyBuffer::<u8>::get(&record)).collect::<PyResult<Vec<_>>>()?;
-        let files = files.iter().map(image).collect::<PyResult<Vec<_>>>()?;
+        let indexes = indexes.iter().map(|index| PyBuffer::<u8>::get(&index)).collect::<PyResult<Vec<_>>>()?;
+        if indexes.len() != count {
+            return Err(PyValueError::new_err("indexes must have an element for each record"));
+        }
+        let files = files.iter().zip(&indexes).map(image).collect::<PyResult<Vec<_>>>()?;
         let (images, status) = (writable(&images)?, writable(&status)?);
         let mut jobs: Vec<Job> = files
             .into_iter()
@@ -96,9 +102,13 @@ fn parse_crop(row: &[i64]) -> Option<Crop> {
 }
 
 /// An array of three dimensions is a decoded image.
-fn image(buffer: &PyBuffer<u8>) -> PyResult<Image<'_>> {
+fn image<'a>((buffer, index): (&'a PyBuffer<u8>, &'a PyBuffer<u8>)) -> PyResult<Image<'a>> {
     let bytes = readable(buffer)?;
-    Ok(if buffer.dimensions() == 3 { Image::Pixels(bytes) } else { Image::Jpeg(bytes) })
+    Ok(if buffer.dimensions() == 3 {
+        Image::Pixels(bytes)
+    } else {
+        Image::Jpeg { file: bytes, index: readable(index)? }
+    })
 }
 
 fn readable(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
@@ -129,8 +139,22 @@ fn has_avx2() -> bool {
     crop::has_avx2()
 }
 
+/// Return the decode index of a JPEG, at most `max_percent` of its bytes; empty if it needs none or is refused.
+#[pyfunction]
+fn build_index<'py>(
+    py: Python<'py>,
+    record: PyBuffer<u8>,
+    interval: u16,
+    max_percent: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let file = readable(&record)?;
+    let index = py.detach(|| crop::build_index(file, interval, max_percent));
+    Ok(PyBytes::new(py, &index))
+}
+
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CropDecoder>()?;
+    module.add_function(wrap_pyfunction!(build_index, module)?)?;
     module.add_function(wrap_pyfunction!(has_avx2, module)?)
 }

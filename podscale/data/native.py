@@ -19,6 +19,7 @@ from PIL import Image
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
+from podscale.data.decode_index import NO_INDEX, ImageIndex
 
 log = logging.getLogger("podscale.data")
 
@@ -28,9 +29,10 @@ try:
 except ImportError:  # built without cargo, or for another machine
     _native = None
 
-REASONS = {1: "format", 2: "size", 3: "data"}
+REASONS = {1: "format", 2: "size", 3: "data", 4: "index"}
 """Reason of a refusal by its number in the extension: `format` is another kind of image or an unusual header, `size`
-another size than the index has, `data` damaged or unusual entropy-coded data."""
+another size than the index has, `data` damaged or unusual entropy-coded data, `index` a decode index that is damaged or
+not the image's."""
 
 
 def is_installed() -> bool:
@@ -64,6 +66,16 @@ def _has_pillows_pixels() -> bool:
     return True
 
 
+def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: int = 3) -> bytes:
+    """Return the decode index of an encoded image; empty if it needs none or the extension does not decode it.
+
+    Args:
+        record: the encoded image, bytes or contiguous uint8 [bytes].
+        interval: MCUs between two entries; more if the index would have more than `max_percent` of the image's bytes.
+    """
+    return bytes(_native.build_index(record, interval, max_percent))
+
+
 def has_avx2() -> bool:
     """Return True if the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
     return bool(_native.has_avx2())
@@ -87,6 +99,7 @@ class CropDecoder:
         crops: CropParamsBatch,
         images: Pixels,
         interpolation: Interpolation,
+        indexes: Sequence[ImageIndex] | None = None,
     ) -> npt.NDArray[np.uint8]:
         """Write the crops to `images`. Returns 0 or the number of the reason for each record, uint8 [n].
 
@@ -98,9 +111,12 @@ class CropDecoder:
             widths: [n], width that each image must have, pixels.
             crops: crops of the records; further ones are ignored.
             images: uint8 [n, size, size, 3], contiguous; written.
+            indexes: n decode indexes, uint8 [bytes], `NO_INDEX` for an image without one. None: no image has one.
         """
         columns = [heights, widths, *(getattr(crops, name)[: len(records)] for name in CropParams._fields)]
         table = np.stack(columns, axis=1).astype(np.int64)
         status = np.zeros(len(records), dtype=np.uint8)
-        self._decoder.decode(list(records), table, images, status, images.shape[1], interpolation == "bicubic")
+        found = [NO_INDEX] * len(records) if indexes is None else list(indexes)
+        is_bicubic = interpolation == "bicubic"
+        self._decoder.decode(list(records), found, table, images, status, images.shape[1], is_bicubic)
         return status

@@ -242,7 +242,7 @@ METRICS = (
         "every rank",
         "Training images that the native extension left to the reference path, by reason.",
         "images",
-        {"reason": ("format", "size", "data")},
+        {"reason": ("format", "size", "data", "index")},
     ),
     # checkpoints and launches
     MetricSpec(

@@ -1,7 +1,7 @@
 """Loader `native`: crops decoded by the extension, with the pixels of the loader `reference`.
 
-The extension decodes a batch in one call, in its own threads. What it refuses, the threads of the reference loader
-decode, with the same substitutes for bad records.
+The extension decodes a batch in one call, in its own threads, from the entries of the shards' decode indexes if there
+are any. What it refuses, the threads of the reference loader decode, with the same substitutes for bad records.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class NativeLoader(PillowLoader):
             pending.crops,
             pending.images[:count],
             self._batch_plan.interpolation,
+            split.decode_indexes(rows),
         )
         refused = np.flatnonzero(status).tolist()
         self._refusals.update(REASONS[int(status[slot])] for slot in refused if slot not in to_keep)

@@ -14,7 +14,8 @@ from PIL import Image
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch, evaluation_crops
 from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode, decode_rows
-from podscale.data.native import REASONS, CropDecoder, is_available
+from podscale.data.decode_index import NO_INDEX
+from podscale.data.native import REASONS, CropDecoder, build_decode_index, is_available
 from tests.support.loading import needs_native, special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -80,11 +81,13 @@ def native(
     crops: Sequence[CropParams],
     size: int = SIZE,
     filtered: Interpolation = "bilinear",
+    index: Pixels = NO_INDEX,
 ) -> tuple[Pixels, Pixels]:
     """Return the crops of one image, and their status."""
     images = np.full((len(crops), size, size, 3), 77, dtype=np.uint8)
     heights, widths = (np.full(len(crops), side) for side in shape)
-    status = decoder.decode([record] * len(crops), heights, widths, batch_of(crops), images, filtered)
+    records, indexes = [record] * len(crops), [index] * len(crops)
+    status = decoder.decode(records, heights, widths, batch_of(crops), images, filtered, indexes)
     return images, status
 
 
@@ -400,8 +403,12 @@ def test_photographs_are_the_same(archive, every, real_data) -> None:
         with Image.open(io.BytesIO(data)) as image:
             width, height = image.size
         chosen = random_crops(generator, height, width, 96)[5:12]
+        index = as_record(build_decode_index(record, 8))
         for filtered in ("bilinear", "bicubic"):
             images, status = native(decoder, record, (height, width), chosen, 96, filtered)
+            indexed, status_with_index = native(decoder, record, (height, width), chosen, 96, filtered, index)
+            assert np.array_equal(indexed[status == 0], images[status == 0])
+            assert np.array_equal(status_with_index, status)
             refused += bool(status.any())
             for crop, image, refusal in zip(chosen, images, status, strict=True):
                 if not refusal:
