@@ -35,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
     let filter = if choice[7] & 2 == 2 { Filter::Bicubic } else { Filter::Bilinear };
     let outputs = [false, true].map(|portable| {
         let mut out = vec![0; 3 * SIZE * SIZE];
-        let result = Cropper::new(portable).run(Image::Jpeg(file), &crop, Resize { size: SIZE, filter }, &mut out);
+        let result = Cropper::new(portable).run(Image::Jpeg(file), &crop, Resize { size: SIZE, filter, rows_first: false }, &mut out);
         result.map(|()| out)
     });
     assert_eq!(outputs[0], outputs[1]);
