@@ -70,12 +70,17 @@ pub enum Image<'a> {
     Pixels(&'a [u8]),
 }
 
+/// Height over width above which Pillow before version 13 resizes vertically first.
+const VERY_HIGH: u64 = 100;
+
 /// Output size and filter of a batch of crops.
 #[derive(Clone, Copy)]
 pub struct Resize {
     /// Side of the output, pixels.
     pub size: usize,
     pub filter: Filter,
+    /// Resize horizontally first unless the crop is very high, as Pillow does before version 13.
+    pub rows_first: bool,
 }
 
 /// Decoder of crops with its memory, which is kept between images.
@@ -153,7 +158,7 @@ impl Decoder {
 
     #[inline(always)]
     fn run<K: Kernels>(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
-        let Resize { size, filter } = resize;
+        let Resize { size, filter, rows_first } = resize;
         let Decoder { scan, resizer } = self;
         let columns = visible(crop.out_left, size, crop.out_width).ok_or(Refusal::Format)?;
         let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
@@ -164,6 +169,7 @@ impl Decoder {
             columns: shifted(&resizer.across.source, crop.left),
             rows: shifted(&resizer.down.source, crop.top),
         };
+        let columns_first = resizer.is_columns_first(crop, rows_first);
         if source.columns.len().saturating_mul(source.rows.len()) > MAX_PIXELS {
             return Err(Refusal::Format);
         }
@@ -172,7 +178,7 @@ impl Decoder {
                 if bytes.len() != 3 * crop.height * crop.width {
                     return Err(Refusal::Size);
                 }
-                resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, crop, &source, &target, out);
+                resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, columns_first, &source, &target, out);
             }
             Image::Jpeg { file, index } => {
                 let header = header::parse(file)?;
@@ -182,7 +188,7 @@ impl Decoder {
                 let cursor = if index.is_empty() { None } else { Some(Cursor::open(index, file, &header)?) };
                 scan.decode::<K>(&header, &region(&header, &source), cursor)?;
                 let decoded = Decoded { header: &header, planes: &scan.planes };
-                resizer.run::<K, _>(&decoded, crop, &source, &target, out);
+                resizer.run::<K, _>(&decoded, columns_first, &source, &target, out);
             }
         }
         Ok(())
@@ -246,17 +252,33 @@ fn region(header: &Header, source: &Source) -> Region {
 }
 
 impl Resizer {
-    /// Write the crop; `across` and `down` have its weights.
-    #[inline(always)]
-    fn run<K: Kernels, R: Rows>(&mut self, image: &R, crop: &Crop, source: &Source, target: &Target, out: &mut [u8]) {
-        if (target.width, target.height) != (target.size, target.size) {
-            out.fill(0);
-        }
-        // Pillow 13 resizes vertically first if that saves more.
+    /// Return true if Pillow resizes vertically first: since version 13 if that saves more.
+    fn is_columns_first(&self, crop: &Crop, rows_first: bool) -> bool {
         let lost_rows = crop.crop_height as i64 - crop.out_height as i64;
         let lost_columns = crop.crop_width as i64 - crop.out_width as i64;
         let has_both = !self.across.is_identity && !self.down.is_identity;
-        if has_both && lost_rows > 0 && lost_rows > 2 * lost_columns {
+        let saves = if rows_first {
+            crop.crop_height as u64 > VERY_HIGH * crop.crop_width as u64
+        } else {
+            lost_rows > 2 * lost_columns
+        };
+        has_both && lost_rows > 0 && saves
+    }
+
+    /// Write the crop; `across` and `down` have its weights.
+    #[inline(always)]
+    fn run<K: Kernels, R: Rows>(
+        &mut self,
+        image: &R,
+        columns_first: bool,
+        source: &Source,
+        target: &Target,
+        out: &mut [u8],
+    ) {
+        if (target.width, target.height) != (target.size, target.size) {
+            out.fill(0);
+        }
+        if columns_first {
             self.vertical_first::<K, R>(image, source, target, out);
         } else {
             self.horizontal_first::<K, R>(image, source, target, out);

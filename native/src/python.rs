@@ -34,6 +34,7 @@ impl CropDecoder {
     /// `indexes`: list of n buffers of uint8, decode indexes of the files; empty for a file without one.
     /// `crops`: int64 [n, 11], the columns `FIELDS`.
     /// `images`: uint8 [n, size, size, 3], written.
+    /// `rows_first`: resize in the order of Pillow before version 13.
     /// `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
     #[allow(clippy::too_many_arguments)]
     fn decode(
@@ -46,6 +47,7 @@ impl CropDecoder {
         status: PyBuffer<u8>,
         size: usize,
         bicubic: bool,
+        rows_first: bool,
     ) -> PyResult<()> {
         let count = records.len();
         let bytes = size.checked_mul(size).and_then(|pixels| pixels.checked_mul(3)).unwrap_or(usize::MAX);
@@ -67,7 +69,7 @@ impl CropDecoder {
             .map(|((image, crop), (out, status))| Job { image, crop, out, status })
             .collect();
         let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
-        py.detach(|| self.0.decode(&mut jobs, Resize { size, filter }));
+        py.detach(|| self.0.decode(&mut jobs, Resize { size, filter, rows_first }));
         Ok(())
     }
 }

@@ -183,7 +183,7 @@ def _check_native_extension() -> CheckResult:
         return CheckResult(subject, "note", found, advice)
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"
-        return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt")
+        return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt, or any from 11 to 13")
     if not native.has_avx2():
         return CheckResult(subject, "note", "slower: this processor has no AVX2", "none: the pixels are the same")
     return CheckResult(subject, "ok", "with AVX2")

@@ -1,4 +1,4 @@
-"""Crops of JPEGs by the native extension (native/), with the pixels of Pillow to the bit.
+"""Crops of JPEGs by the native extension (native/), with the pixels of the installed Pillow to the bit.
 
 The extension decodes sequential JPEGs in gray and in YCbCr 4:4:4, 4:2:2 and 4:2:0. It refuses all others, and damaged
 ones; the reference path (`podscale.data.decode`) decodes those. Its absence costs time and never changes pixels.
@@ -9,7 +9,7 @@ import io
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +42,25 @@ def is_installed() -> bool:
 
 def is_available() -> bool:
     """Return True if the extension is installed, and the installed Pillow has its pixels."""
-    return is_installed() and _has_pillows_pixels()
+    return is_installed() and pillow_order() is not None
+
+
+PassOrder = Literal["rows first", "fewest values first"]
+"""Order in which Pillow resizes: before version 13 rows first, but for rectangles more than 100 times as high as wide;
+since then columns first if that saves more."""
+ORDERS: tuple[PassOrder, ...] = ("fewest values first", "rows first")
 
 
 @cache
-def _has_pillows_pixels() -> bool:
-    """Compare a few crops with those of the installed libraries: another version of Pillow may resize differently."""
+def pillow_order() -> PassOrder | None:
+    """Return the order of the installed Pillow, found by a few crops; None and a warning if it has other pixels."""
+    order = next((order for order in ORDERS if _has_pillows_pixels(order)), None)
+    if order is None:
+        log.warning("the native decoder is not used: the installed Pillow %s has other pixels", PIL.__version__)
+    return order
+
+
+def _has_pillows_pixels(order: PassOrder) -> bool:
     noise = np.random.default_rng(0).integers(0, 256, (61, 50, 3)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "JPEG", quality=90, subsampling=2)
@@ -56,12 +69,11 @@ def _has_pillows_pixels() -> bool:
     crops = [CropParams(0, 0, *shape, 16, 16, 0, 0, False) for shape in shapes]
     columns = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
     height, width, images = np.full(4, 61), np.full(4, 50), np.empty((4, 16, 16, 3), dtype=np.uint8)
-    decoder, pixels = CropDecoder(1), decode(record)
+    decoder, pixels = CropDecoder(1, order=order), decode(record)
     for interpolation in RESAMPLING:
         status = decoder.decode([record] * 4, height, width, columns, images, interpolation)
         wanted = [np.asarray(crop_and_resize(pixels, crop, 16, interpolation)) for crop in crops]
         if status.any() or not np.array_equal(images, wanted):
-            log.warning("the native decoder is not used: the installed Pillow %s has other pixels", PIL.__version__)
             return False
     return True
 
@@ -86,10 +98,12 @@ class CropDecoder:
 
     Args:
         portable: do not use AVX2.
+        order: order of the passes of the resize; default: the installed Pillow's.
     """
 
-    def __init__(self, threads: int, *, portable: bool = False) -> None:
+    def __init__(self, threads: int, *, portable: bool = False, order: PassOrder | None = None) -> None:
         self._decoder = _native.CropDecoder(threads, portable=portable)
+        self._rows_first = (order or pillow_order()) == "rows first"
 
     def decode(
         self,
@@ -118,5 +132,5 @@ class CropDecoder:
         status = np.zeros(len(records), dtype=np.uint8)
         found = [NO_INDEX] * len(records) if indexes is None else list(indexes)
         is_bicubic = interpolation == "bicubic"
-        self._decoder.decode(list(records), found, table, images, status, images.shape[1], is_bicubic)
+        self._decoder.decode(list(records), found, table, images, status, images.shape[1], is_bicubic, self._rows_first)
         return status

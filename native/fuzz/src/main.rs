@@ -38,7 +38,8 @@ fuzz_target!(|input: &[u8]| {
     let decode = |portable: bool, index: &[u8]| {
         let mut out = vec![0; 3 * SIZE * SIZE];
         let image = Image::Jpeg { file, index };
-        let result = Cropper::new(portable).run(image, &crop, Resize { size: SIZE, filter }, &mut out);
+        let resize = Resize { size: SIZE, filter, rows_first: choice[7] & 4 == 4 };
+        let result = Cropper::new(portable).run(image, &crop, resize, &mut out);
         result.map(|()| out)
     };
     let plain = decode(false, &[]);

@@ -116,13 +116,13 @@ def test_another_pillow_is_noticed(monkeypatch, caplog) -> None:
         return np.asarray(crop_and_resize(*arguments)) ^ 1
 
     monkeypatch.setattr(native, "crop_and_resize", resize_otherwise)
-    native._has_pillows_pixels.cache_clear()
+    native.pillow_order.cache_clear()
     assert resolve_loader("auto", "cpu") == "reference"
     assert resolve_loader("native", "cpu") == "reference"
     assert "has other pixels" in caplog.text
     assert "not installed" not in caplog.text
     monkeypatch.undo()
-    native._has_pillows_pixels.cache_clear()
+    native.pillow_order.cache_clear()
     assert resolve_loader("auto", "cpu") == "native"
 
 
