@@ -6,65 +6,51 @@ Every pipeline decodes, takes a random resized crop, flips half of the images an
 time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
 pipelines take turns in every round, each after a warm-up. A value is the best of the rounds; a ratio is the median over
 the rounds of the images per CPU-second, divided by those of PIL + torchvision with the same filter in the same round.
+The shard sets are read through links in a temporary folder, once with new decode indexes and once without any.
 """
 
 import io
 import tempfile
-import time
 from collections.abc import Callable, Generator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
-from benchmarks.measure import cpu_seconds, median_ratio, rate
+from benchmarks.measure import median_ratio
 from benchmarks.samples import make_shards
+from podscale.bench.input_rates import BatchSizes, Rate, loader_batches, measure_rounds
+from podscale.config.data import DataSection
 from podscale.config.run_config import RunConfig
-from podscale.data import native
 from podscale.data.decode import decode
-from podscale.data.loaders.build_loader import build_loader
-from podscale.data.sampler import build_sampler
+from podscale.data.decode_index import SUFFIX
+from podscale.data.loaders.build_loader import unavailable_reason
 from podscale.data.shard_set import ShardSet, Split
+from podscale.data.sharding.index_shards import index_shards
 from podscale.errors import InputError
-from podscale.training.schedules import image_phases
 
-BatchSizes = Generator[int, None, None]
-"""Number of images of each batch."""
 Pipeline = Callable[[Split, int, int], BatchSizes]
 """Reads batches; arguments: split, images of a batch, side in pixels."""
 ROUNDS = 5
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
 READING = """`input.loader=auto` takes `native` on CPUs, without the extension `reference`; both have PIL's pixels to
-the bit. The extension decodes only the blocks under a crop. The reference decodes down to the crop with simplejpeg, and
-PIL resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
+the bit. The extension decodes only the blocks under a crop. With a decode index, which sharding writes by default, it
+does not read the Huffman codes before the crop either. The reference decodes down to the crop with simplejpeg, and PIL
+resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
 
 
 def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
     """Return the pipeline of one of Podscale's loaders, with one worker."""
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
-        if name == "native" and not native.is_available():
-            raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")
+        if reason := unavailable_reason(name, "cpu"):
+            raise InputError(reason)
         section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
-        config = RunConfig.model_validate({"input": section, "train": {"global_batch": batch}})
-        loader = build_loader(
-            config,
-            split,
-            build_sampler(config, split),
-            phases=image_phases(config, len(split)),
-            ranks=range(1),
-            world_size=1,
-            device="cpu",
-        )
-        try:
-            yield from (len(b) for b in loader.batches(0, 10**9))
-        finally:
-            loader.close()
+        return loader_batches(RunConfig.model_validate({"input": section, "train": {"global_batch": batch}}), split)
 
     return run
 
@@ -154,10 +140,13 @@ def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, 
 
 REFERENCE = "podscale reference (PIL's pixels)"
 USUAL = "PIL + torchvision transforms"
+NATIVE = "podscale native (PIL's pixels)"
+INDEXED = "podscale native with index (PIL's pixels)"
 FILTERS = {"bilinear": "", "bicubic": ", bicubic"}
 """Filters, and the ends of the names of their pipelines."""
 FILTERED: dict[str, Callable[[str], Pipeline]] = {
-    "podscale native (PIL's pixels)": partial(podscale_loader, "native"),
+    INDEXED: partial(podscale_loader, "native"),
+    NATIVE: partial(podscale_loader, "native"),
     REFERENCE: partial(podscale_loader, "reference"),
     "podscale dali (CPU)": partial(podscale_loader, "dali"),
     USUAL: pil_transforms,
@@ -171,62 +160,60 @@ PIPELINES: dict[str, Pipeline] = {
 } | {"simplejpeg + OpenCV linear": opencv, "(decoding alone, simplejpeg)": decode_only}
 
 
-class Rate(NamedTuple):
-    """Speed of a pipeline in one round: images per CPU-second, and per second."""
-
-    per_cpu_second: float
-    per_second: float
-
-
-def measure_round(pipeline: Pipeline, split: Split, images: int, batch: int, size: int) -> Rate:
-    """Open a pipeline, warm it up, read `images`, and close it."""
-    with closing(pipeline(split, batch, size)) as stream:
-        for _ in range(4):
-            next(stream)
-        cpu, wall, count = cpu_seconds(), time.perf_counter(), 0
-        while count < max(batch, images):
-            count += next(stream)
-        return Rate(rate(count, cpu_seconds() - cpu), rate(count, time.perf_counter() - wall))
-
-
-def measure(split: Split, images: int, batch: int, size: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
+def measure(
+    plain: Split, indexed: Split, images: int, batch: int, size: int
+) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
     """Return the speeds of each pipeline, one a round, and the reason of each pipeline that cannot run here."""
-    rates: dict[str, list[Rate]] = {name: [] for name in PIPELINES}
-    reasons: dict[str, Exception] = {}
-    for number in range(ROUNDS):
-        for name in rotated(list(PIPELINES), number):  # so that no pipeline always follows the same one's load
-            if name in reasons:
-                continue
-            try:
-                rates[name].append(measure_round(PIPELINES[name], split, images // ROUNDS, batch, size))
-            except (ImportError, InputError) as error:
-                if name == REFERENCE:
-                    raise
-                reasons[name] = error
+    pipelines = {
+        name: partial(pipeline, indexed if name.startswith(INDEXED) else plain, batch, size)
+        for name, pipeline in PIPELINES.items()
+    }
+    rates, reasons = measure_rounds(pipelines, ROUNDS, images=max(batch, images // ROUNDS))
+    for name, error in reasons.items():
+        if name == REFERENCE or not isinstance(error, ImportError | InputError):
+            raise error
     return rates, reasons
 
 
-def rotated(names: list[str], by: int) -> list[str]:
-    return [*names[by:], *names[:by]]
+def link(directory: Path, target: Path) -> Path:
+    """Fill a folder with links to the files of a shard set, without its decode indexes."""
+    for path in directory.rglob("*"):
+        if path.is_file() and path.suffix != SUFFIX:
+            place = target / path.relative_to(directory)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path.resolve())
+    return target
 
 
-def table(directory: str, images: int, batch: int, size: int) -> list[str]:
+def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> list[str]:
     """Return the table of one shard set."""
-    split = ShardSet.open(directory).split("train")
+    folders = [link(Path(directory), scratch / name / Path(directory).name) for name in ("plain", "indexed")]
+    interval, index = DataSection().decode_index, ""
+    if interval is not None and not unavailable_reason("native", "cpu"):
+        written = index_shards(folders[1], interval)
+        index = f"; decode index of {written.index_bytes / written.shard_bytes:.1%} of the shards"
+    split, indexed = (ShardSet.open(folder).split("train") for folder in folders)
     kilobytes = split.column("size").mean() / 1000
-    lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px:", ""]
+    lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px{index}:", ""]
     lines += ["| pipeline | images per CPU-second | ratio to PIL + torchvision | images/s |", "|---|---:|---:|---:|"]
-    rates, reasons = measure(split, images, batch, size)
+    rates, reasons = measure(split, indexed, images, batch, size)
     for name in PIPELINES:
         if name in reasons:
             lines.append(f"| {name} | not measured: {reasons[name]} | | |")
             continue
         best = max(rates[name])
         usual = rates[USUAL + FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]]
-        own, others = ([one.per_cpu_second for one in found] for found in (rates[name], usual))
-        ratio = f"{median_ratio(own, others):.2f}" if usual else ""
+        ratio = f"{_ratio(rates[name], usual):.2f}" if usual else ""
         lines.append(f"| {name} | {best.per_cpu_second:.0f} | {ratio} | {best.per_second:.0f} |")
-    return [*lines, ""]
+    lines.append("")
+    if rates[INDEXED] and rates[NATIVE]:
+        ratios = [_ratio(rates[INDEXED + ending], rates[NATIVE + ending]) for ending in FILTERS.values()]
+        lines += [f"`native` with index to `native` without: {ratios[0]:.2f}, bicubic {ratios[1]:.2f}.", ""]
+    return lines
+
+
+def _ratio(own: list[Rate], others: list[Rate]) -> float:
+    return median_ratio([one.per_cpu_second for one in own], [one.per_cpu_second for one in others])
 
 
 def main() -> None:
@@ -241,7 +228,7 @@ def main() -> None:
     lines = head("Input: images per CPU-second", PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:
-            lines += table(directory, options.images, options.batch, options.size)
+            lines += table(directory, options.images, options.batch, options.size, Path(scratch))
     write_results(options.results, "input.md", [*lines, READING])
 
 

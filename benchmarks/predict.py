@@ -9,7 +9,6 @@ threads of the process (getrusage). Weights are random: they do not change the t
 
 import io
 import os
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,7 +23,7 @@ from torchvision.transforms import v2
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
 from benchmarks.measure import cpu_seconds, median_ratio, rate, resident_bytes
-from benchmarks.samples import write_archive
+from benchmarks.samples import read_archive, write_archive
 from podscale.config import RunConfig
 from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.model import build_classifier
@@ -59,17 +58,20 @@ def write_model(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
+def plain_transforms(config: RunConfig) -> v2.Compose:
+    """Return torchvision's transforms for the images of an evaluation."""
+    size, mean, std = config.eval_image_size, list(config.input.mean), list(config.input.std)
+    short = round(size / config.evaluate.crop_fraction)
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    return v2.Compose([v2.Resize(short), v2.CenterCrop(size), v2.ToImage(), to_float, v2.Normalize(mean, std)])
+
+
 class PlainLoop:
     """The loop that one writes without Podscale: PIL, torchvision's transforms, the model, softmax, top 5."""
 
     def __init__(self, config: RunConfig, archive: Path, images: int) -> None:
         self._model = build_model(config.model, CLASSES).eval()
-        size, mean, std = config.eval_image_size, list(config.input.mean), list(config.input.std)
-        short = round(size / config.evaluate.crop_fraction)
-        to_float = v2.ToDtype(torch.float32, scale=True)
-        self._transforms = v2.Compose(
-            [v2.Resize(short), v2.CenterCrop(size), v2.ToImage(), to_float, v2.Normalize(mean, std)]
-        )
+        self._transforms = plain_transforms(config)
         self._archive, self._images = archive, images
 
     def read(self) -> int:
@@ -84,12 +86,10 @@ class PlainLoop:
         return count
 
     def _batches(self) -> Iterator[torch.Tensor]:
-        with tarfile.open(self._archive) as archive:
-            files = (archive.extractfile(member) for member in archive if member.isfile())
-            contents = (file.read() for file in islice(files, self._images) if file is not None)
-            tensors = (self._transforms(Image.open(io.BytesIO(content)).convert("RGB")) for content in contents)
-            while batch := list(islice(tensors, BATCH)):
-                yield torch.stack(batch)
+        contents = read_archive(self._archive, self._images)
+        tensors = (self._transforms(Image.open(io.BytesIO(content)).convert("RGB")) for content in contents)
+        while batch := list(islice(tensors, BATCH)):
+            yield torch.stack(batch)
 
 
 class PodscalePredict:

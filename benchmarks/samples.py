@@ -2,12 +2,16 @@
 
 import io
 import tarfile
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from podscale.config import DataSection
+from podscale.data import native
+from podscale.errors import InputError
 from podscale.stages import local
 
 
@@ -27,9 +31,22 @@ def write_archive(path: Path, *, images: int, classes: int = 2, side: int = 96) 
     return path
 
 
+def read_archive(path: Path, count: int) -> Iterator[bytes]:
+    """Yield the first `count` files of an archive."""
+    with tarfile.open(path) as archive:
+        files = (archive.extractfile(member) for member in archive if member.isfile())
+        yield from (file.read() for file in islice(files, count) if file is not None)
+
+
 def make_shards(folder: Path, *, images: int) -> Path:
     """Pack synthetic photographs; return the shard set's directory."""
     data = DataSection(source=str(write_archive(folder / "samples.tar", images=images)))
     sharded = local.shard(data, str(folder))
     assert sharded is not None, "a call without `part` packs the whole shard set"
     return Path(sharded.location)
+
+
+def require_native() -> None:
+    """Raise InputError if the loader `native` would be the reference loader."""
+    if not native.is_available():
+        raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")

@@ -13,14 +13,12 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,8 +26,8 @@ from typing import Any
 from benchmarks.conditions import head
 from benchmarks.harness import ROOT, Options, exit_unavailable, write_results
 from benchmarks.measure import median_ratio
-from benchmarks.predict import CLASSES, write_model
-from benchmarks.samples import write_archive
+from benchmarks.predict import CLASSES, plain_transforms, write_model
+from benchmarks.samples import read_archive, write_archive
 from podscale.config import RunConfig
 from podscale.prediction.model import open_model
 from podscale.util.formatting import format_count
@@ -96,20 +94,17 @@ def serve_plainly(model: Path) -> None:
     import uvicorn
     from PIL import Image
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.responses import JSONResponse
     from starlette.routing import Route
-    from torchvision.transforms import v2
 
     from podscale.pytorch.models import build_model
 
     opened = open_model(model)
     config, classes = opened.config, opened.classes
     network = build_model(config.model, len(classes)).eval()
-    size, mean, std = config.eval_image_size, list(config.input.mean), list(config.input.std)
-    short = round(size / config.evaluate.crop_fraction)
-    to_float = v2.ToDtype(torch.float32, scale=True)
-    transforms = v2.Compose([v2.Resize(short), v2.CenterCrop(size), v2.ToImage(), to_float, v2.Normalize(mean, std)])
+    transforms = plain_transforms(config)
 
     def classify(body: bytes) -> JSONResponse:
         with torch.inference_mode():
@@ -119,8 +114,6 @@ def serve_plainly(model: Path) -> None:
         return JSONResponse({"classes": names, "probabilities": probabilities[0].tolist()})
 
     async def predict(request: Request) -> JSONResponse:
-        from starlette.concurrency import run_in_threadpool
-
         return await run_in_threadpool(classify, await request.body())
 
     async def ready(request: Request) -> JSONResponse:
@@ -156,13 +149,9 @@ def _median(rounds: Sequence[Result], name: str) -> float:
 def write_images(archive: Path, folder: Path, count: int) -> list[Path]:
     """Extract the first images of a tar."""
     paths = []
-    with tarfile.open(archive) as tar:
-        members = (member for member in tar if member.isfile())
-        for number, member in enumerate(islice(members, count)):
-            file = tar.extractfile(member)
-            assert file is not None
-            paths.append(folder / f"{number}.jpg")
-            paths[-1].write_bytes(file.read())
+    for number, content in enumerate(read_archive(archive, count)):
+        paths.append(folder / f"{number}.jpg")
+        paths[-1].write_bytes(content)
     return paths
 
 

@@ -169,7 +169,7 @@ def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
         config = load_document(document)
         local.report(config, _shard_set_location(shard_set))
         run = RunDirectory.for_config(config)
-        shutil.copyfile(run.report, page.path)
+        Path(page.path).write_text(local.detached_report(config), encoding="utf-8")
         shutil.copyfile(run.model / "README.md", card.path)
 
 

@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from tools.modules_reference import ROOT, exported, signature
 
@@ -19,7 +18,6 @@ keeps it true. These names and their parameters are stable: [how to use them](..
 be the result of another call. Errors are a [PodscaleError](exit-codes.md); no function prints unless `progress` asks
 for it, and none exits the process.
 """
-HIDDEN_METHODS = ("__init__", "__repr__", "__str__")
 
 
 def render() -> str:
@@ -100,4 +98,4 @@ def _on_one_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(TARGET).write_text(render(), encoding="utf-8")
+    TARGET.write_text(render(), encoding="utf-8")

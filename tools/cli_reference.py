@@ -44,7 +44,7 @@ TOPICS = {
     "Jobs on a cluster": ("submit", "status", "logs", "stop", "list", "render"),
     "Kubeflow Pipelines": ("compile", "pipeline upload", "pipeline run", "pipeline schedule"),
     "Monitoring": ("rules export", "dashboards export"),
-    "Measurements": ("bench train", "bench allreduce", "tpu compile"),
+    "Measurements": ("bench train", "bench input", "bench allreduce", "tpu compile"),
 }
 
 REMARKS = {
@@ -145,6 +145,8 @@ Examples are in [manifests/jobs](../../manifests/jobs).""",
     "dashboards export": "For a Grafana without Podscale's chart. See [dashboards](../how-to/dashboards.md).",
     "bench train": """One variant, a grid (`--vary a.b=x,y`) or a sweep. Started again, it measures what is missing. See
 [gpu](../how-to/gpu.md).""",
+    "bench input": """Loaders take turns, each in its steady state, on a folder or archive of images, or on a shard set.
+See [gpu](../how-to/gpu.md#measure-the-input).""",
     "bench allreduce": "Here, or as the program of `torchrun`. See [all-reduce](../explanation/all-reduce.md).",
     "tpu compile": """Needs no TPU. It reports memory, an estimate of the largest batch that fits, collectives, work and
 estimated images/s; `--sweep batch` finds that batch by compiling. See [tpu](../explanation/tpu.md).""",

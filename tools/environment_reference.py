@@ -10,7 +10,7 @@ HEAD = """# Environment variables
 
 Variables that pass values between Podscale's processes and pods. Generated from `podscale/util/env.py` by
 `tools/environment_reference.py`; a test keeps it true. Podscale sets all of them itself, in processes and pods that it
-starts or in its images. Only the last three are for users. `launch.cluster.env` refuses names that begin with
+starts or in its images. Those that the user sets come last. `launch.cluster.env` refuses names that begin with
 `PODSCALE_`.
 
 Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which

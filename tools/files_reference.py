@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from podscale.data.decode_index import SUFFIX as DECODE_INDEX_SUFFIX
+from podscale.data.decode_index import VERSION as DECODE_INDEX_VERSION
 from podscale.data.index import INDEX_COLUMNS, INDEX_MAGIC, INDEX_VERSION, ImageFlag
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest, SplitSummary
 from podscale.evaluation.evaluation_json import Evaluation
@@ -87,6 +89,12 @@ SHARD_SET_FILES = (
     FileRow("records/*/*.record", "packers", "Index rows of each shard, from which the splits' indexes are merged."),
     FileRow("*/shard-*-of-*.tar", "packers", "Images, as POSIX ustar archives that any tar reads."),
     FileRow("*/shard-*-of-*.idx", "last packer", "Index of the tar for DALI."),
+    FileRow(
+        f"*/shard-*-of-*{DECODE_INDEX_SUFFIX}",
+        "packers, or `podscale shard --decode-index`",
+        "Decode index of the shard (below), optional.",
+        always=False,
+    ),
     FileRow("*/index", "last packer", "Binary index of the split (below)."),
     FileRow("*/sources", "last packer", "Path of each image in the source, by row of the index."),
 )
@@ -192,6 +200,11 @@ def render() -> str:
         "Flags: "
         + ", ".join(f"{flag.name.lower().replace('_', ' ')} {flag.value}" for flag in ImageFlag if flag.name)
         + ".",
+        "",
+        f"`shard-<i>-of-<n>{DECODE_INDEX_SUFFIX}`, version {DECODE_INDEX_VERSION}: a column file with the byte string "
+        "of each image in the order of the shard. Its header has the sha256 of the shard; the index of another shard "
+        "is not used. A byte string, little-endian, is empty or has:\n",
+        *DECODE_INDEX_TEXTS,
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -265,6 +278,16 @@ PREDICTION_TEXTS = {
     "tempered_losses": "[n, 25]: the same with the logits times 2^(i/4 - 3), i = 0 to 24; PyTorch engine only, not of "
     "several models.",
 }
+DECODE_INDEX_TEXTS = (
+    "| bytes | content |",
+    "|---|---|",
+    "| 8 | XXH3-64 of the image's bytes, with the XXH3-64 of all that follows here as its seed. |",
+    "| 2 | MCUs between two entries, k. |",
+    "| 2 + 2 c an entry | States of the entropy decoder before the MCUs k, 2 k, ... and at the end of the scan: bits "
+    "since the previous entry (uint16), then the DC predictors of the c components (int16). Bits of stuffed bytes and "
+    "restart markers do not count. At a restart marker it is the state before the marker. |",
+)
+
 INDEX_TEXTS = {
     "key": "Names the sample and keys its augmentation.",
     "offset": "Start of the image in its tar, bytes.",

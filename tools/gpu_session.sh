@@ -49,21 +49,19 @@ export PYTHONPATH=${PYTHONPATH%:}
 
 # What is missing first, by name: a session without it finds little.
 # shellcheck disable=SC2086 # words
-if ! "$PYTHON" tools/gpu_session_checks.py "$OUT" $PACKAGES 2>&1 | tee "$OUT/gpu-checks.txt" ||
-  [ "${PIPESTATUS[0]}" != 0 ]; then
-  [ "${REHEARSE:-}" = 1 ] || exit 2
-fi
+"$PYTHON" tools/gpu_session_checks.py "$OUT" $PACKAGES 2>&1 | tee "$OUT/gpu-checks.txt"
+if [ "${PIPESTATUS[0]}" != 0 ] && [ "${REHEARSE:-}" != 1 ]; then exit 2; fi
 podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
 left() { echo $((LIMIT - SECONDS)); }
 
-# Compilers, headers, driver and memory first: a session without them finds little.
+# The machine as the program sees it: compilers, headers, driver.
 podscale doctor --workspace "$OUT" | tee "$OUT/gpu-doctor.txt"
 
 # Each file in its own process, because a CUDA error breaks all later tests of a process; the files side by side. SIGINT
 # at the limit, so that pytest still prints its summary. Without the project's pytest settings, which need plugins that
 # may be missing.
 run_test_file() { # usage: run_test_file SECONDS FILE LOG
-  PYTHONPATH=$PWD:$PYTHONPATH timeout --signal INT --kill-after 20 "$1" \
+  PYTHONPATH=$PWD:$PYTHONPATH timeout --signal INT --kill-after 30 "$1" \
     "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib -p no:cacheprovider -W ignore -m gpu \
     "$2" -q -rfE --durations=5 >"$3" 2>&1 </dev/null
 }
@@ -79,15 +77,30 @@ tests() { # usage: tests SECONDS
   rm -r "$logs"
   grep -E ' (passed|failed|skipped|error)|^(FAILED|ERROR)' "$OUT/gpu-tests.txt"
 }
-# The tests' results do not depend on time, so the compiler fills its cache beside them: the rows of the sweep that are
-# timed after them then start at once.
+# The digits through all stages, by each engine.
+runs() { # usage: runs SECONDS
+  local engine stage
+  for engine in pytorch jax; do
+    for stage in shard train evaluate report; do
+      XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONSAFEPATH=1 timeout "$1" "$PYTHON" -m podscale "$stage" \
+        --set "run.workspace=/tmp/podscale-runs-$engine" --set launch.processes=1 --set "train.engine=$engine" || break
+    done >"$OUT/gpu-run-$engine.txt" 2>&1 &
+  done
+  wait
+}
+# Results of tests and runs do not depend on time, so the compiler fills its cache beside them: rows that are timed
+# after them start at once.
 if [ "$TESTS" != 0 ]; then
   mkdir -p /tmp/podscale-warm
-  podscale bench train --set train.cuda_graph=true --set train.compile=default --vary batch=256,400 --warmup 5 \
-    --steps 2 --parts 1 --budget "$TEST_LIMIT" --out /tmp/podscale-warm >/tmp/podscale-warm/log.txt 2>&1 &
+  podscale bench train --set train.cuda_graph=true --set train.compile=default --vary batch=256 --vary \
+    train.stem_compute=plain,space_to_depth --warmup 5 --steps 2 --parts 1 --budget "$TEST_LIMIT" \
+    --out /tmp/podscale-warm >/tmp/podscale-warm/log.txt 2>&1 &
   warm=$!
+  runs "$TEST_LIMIT" &
+  whole=$!
   tests "$TEST_LIMIT"
-  wait "$warm"
+  wait "$warm" "$whole"
+  grep -h '^top-1' "$OUT"/gpu-run-*.txt
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
@@ -96,15 +109,17 @@ if [ -n "${IMAGES:-}" ]; then
     real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
 fi
 reserve=0
-if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=60; fi
-podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-limit 300 --out "$OUT" \
+if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=100; fi
+podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-limit 300 --profile --out "$OUT" \
   ${real[@]+"${real[@]}"} "$@"
-# Bytes and time of each kernel of one compiled step, by hardware counters.
-if [ "$reserve" != 0 ] && [ "$(left)" -gt 30 ]; then
+# Times of the fused kernels by tile: constants of fused_kernels.py that are not the fastest show here.
+[ "$(left)" -lt 40 ] || PYTHONSAFEPATH=1 timeout 40 "$PYTHON" tools/fused_kernel_times.py | tee "$OUT/gpu-fused-kernels.md"
+# Bytes and time of each kernel of one step, by hardware counters, which take about a minute.
+if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
   mkdir -p /tmp/podscale-ncu
   PYTHONSAFEPATH=1 timeout "$(left)" ncu --target-processes all --profile-from-start off --clock-control none \
     --cache-control none --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum \
-    --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.compile=default --vary batch=400 \
+    --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.fused_kernels=auto --vary batch=256 \
     --profile --warmup 5 --steps 2 --parts 1 --out /tmp/podscale-ncu >/tmp/podscale-ncu/log.txt 2>&1
   PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" | tee "$OUT/gpu-kernels.md"
 fi

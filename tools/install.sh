@@ -16,7 +16,7 @@ echo "installing requirements/$set_name.txt ($size on the first run; log: $log)"
 {
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r requirements/build.txt
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r "requirements/$set_name.txt"
-  # The build tools are installed above from pinned files, so building the package downloads nothing.
+  # The build tools are installed above from pinned files. Only cargo may download: the locked crates of native/.
   "$python" -m pip install --no-deps --no-build-isolation --progress-bar off --editable .
 } >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed. The full log is in $log" >&2; exit 1; }
 touch "$environment/.$set_name"

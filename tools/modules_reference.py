@@ -19,8 +19,9 @@ The library by packages: its public names with their signatures, and every modul
 docstrings by `tools/modules_reference.py`; a test keeps it true. [Architecture](../explanation/architecture.md) has the
 allowed imports between packages and a tour in eight files.
 
-Names that a package exports are its public interface for the packages above it. The command line and the files are
-the stable interface of Podscale: Python names may change between versions.
+Names that a package exports are its public interface for the packages above it. The command line, the files and the
+names of [`import podscale`](python.md) are the stable interface of Podscale: other Python names may change between
+versions.
 
 | package | modules | purpose |
 |---|---|---|

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measure import cpu_seconds, median_ratio, rate
+from benchmarks.samples import require_native
 from podscale.config.data import Interpolation
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
-from podscale.data import native
 from podscale.data.crop import CropParams, training_crops
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.loaders import pillow
@@ -77,8 +77,8 @@ class MeasuredLoader:
     """Loader that continues with the next batches at each measurement, and is idle in between."""
 
     def __init__(self, name: str, directory: str, cores: int, size: int) -> None:
-        if LOADERS[name].get("loader") == "native" and not native.is_available():
-            raise InputError("the native extension is not usable", hint="`podscale doctor` prints the reason.")
+        if LOADERS[name].get("loader") == "native":
+            require_native()
         section = {"loader": "reference", "workers": cores, "image_size": size, **LOADERS[name]}
         config = RunConfig.model_validate({"input": section, "train": {"global_batch": BATCH}})
         split = open_shard_set(directory, config).split("train")

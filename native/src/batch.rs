@@ -2,11 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::crop::{Crop, Cropper, Image};
+use crate::crop::{Crop, Cropper, Image, Resize};
 use crate::refusal::Refusal;
-use crate::resample::Filter;
 
 /// Crop of a batch.
 pub struct Job<'a> {
@@ -31,23 +29,14 @@ impl BatchDecoder {
     }
 
     /// Decode the jobs. Several batches at a time are allowed; each uses `threads` threads.
-    pub fn decode(&self, jobs: &mut [Job], size: usize, filter: Filter) {
+    pub fn decode(&self, jobs: &mut [Job], resize: Resize) {
         let threads = self.threads.min(jobs.len());
-        if threads <= 1 {
-            return self.with_cropper(|cropper| {
-                for job in jobs {
-                    run(cropper, job, size, filter);
-                }
-            });
-        }
-        let next = AtomicUsize::new(0);
-        let jobs: Vec<Mutex<&mut Job>> = jobs.iter_mut().map(Mutex::new).collect();
+        let jobs = Mutex::new(jobs.iter_mut());
+        let next = || jobs.lock().ok().and_then(|mut jobs| jobs.next());
         let work = || {
             self.with_cropper(|cropper| {
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Ok(mut job) = job.lock() {
-                        run(cropper, &mut job, size, filter);
-                    }
+                while let Some(job) = next() {
+                    run(cropper, job, resize);
                 }
             });
         };
@@ -70,9 +59,9 @@ impl BatchDecoder {
     }
 }
 
-fn run(cropper: &mut Cropper, job: &mut Job, size: usize, filter: Filter) {
+fn run(cropper: &mut Cropper, job: &mut Job, resize: Resize) {
     // A panic would be a defect of this crate. The reference path then decodes the image, and the training goes on.
-    let result = catch_unwind(AssertUnwindSafe(|| cropper.run(job.image, &job.crop, size, filter, job.out)));
+    let result = catch_unwind(AssertUnwindSafe(|| cropper.run(job.image, &job.crop, resize, job.out)));
     *job.status = match result {
         Ok(Ok(())) => 0,
         Ok(Err(refusal)) => refusal as u8,

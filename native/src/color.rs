@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::header::{Header, Sampling};
 use crate::kernels::Kernels;
+use crate::memory::reserve;
 use crate::scan::Plane;
 
 const CR_RED: i32 = 91_881; // 1.40200 * 2^16
@@ -92,9 +93,7 @@ fn upsample(
     let (width, height) = header.chroma_size();
     let (first, last) = (columns.start / 2, (columns.end - 1) / 2);
     let count = last - first + 1;
-    if out.len() < 2 * count {
-        out.resize(2 * count, 0);
-    }
+    let out = reserve(out, 2 * count);
     let is_quarter = header.sampling == Sampling::Quarter;
     let near = if is_quarter { row / 2 } else { row };
     if width <= 2 {
@@ -105,10 +104,7 @@ fn upsample(
     }
     let (begin, end) = (first.saturating_sub(1), (last + 2).min(width));
     let near_row = &plane.row(near, begin)[..end - begin];
-    if sums.len() < count + 2 {
-        sums.resize(count + 2, 0);
-    }
-    let sums = &mut sums[..count + 2];
+    let sums = reserve(sums, count + 2);
     let skip = usize::from(first == 0);
     let inner = &mut sums[skip..skip + end - begin];
     let (even, odd, shift) = if is_quarter {

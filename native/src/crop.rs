@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use crate::color::{ColorRows, Decoded, Pixels, Rows};
-use crate::header::{self, Header, Sampling};
+use crate::header::{self, Header};
+use crate::index::Cursor;
 use crate::kernels::{Kernels, Portable};
+use crate::memory::reserve;
 use crate::refusal::Refusal;
 use crate::resample::{Axis, Filter, ROWS, SLACK};
 use crate::scan::{Region, ScanDecoder};
@@ -52,26 +54,43 @@ struct RowGroup {
 
 impl RowGroup {
     fn reserve(&mut self, bytes: usize) -> [&mut [u8]; ROWS] {
-        self.rows.each_mut().map(|row| {
-            if row.len() < bytes {
-                row.resize(bytes, 0);
-            }
-            &mut row[..bytes]
-        })
+        self.rows.each_mut().map(|row| reserve(row, bytes))
     }
 }
 
 /// Image whose crop is wanted.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
-    Jpeg(&'a [u8]),
+    Jpeg {
+        file: &'a [u8],
+        /// Decode index; empty if there is none.
+        index: &'a [u8],
+    },
     /// Decoded, 3 bytes a pixel.
     Pixels(&'a [u8]),
+}
+
+/// Height over width above which Pillow before version 13 resizes vertically first.
+const VERY_HIGH: u64 = 100;
+
+/// Output size and filter of a batch of crops.
+#[derive(Clone, Copy)]
+pub struct Resize {
+    /// Side of the output, pixels.
+    pub size: usize,
+    pub filter: Filter,
+    /// Resize horizontally first unless the crop is very high, as Pillow does before version 13.
+    pub rows_first: bool,
 }
 
 /// Decoder of crops with its memory, which is kept between images.
 pub struct Cropper {
     has_avx2: bool,
+    decoder: Decoder,
+}
+
+#[derive(Default)]
+struct Decoder {
     scan: ScanDecoder,
     resizer: Resizer,
 }
@@ -89,25 +108,32 @@ struct Resizer {
 impl Cropper {
     /// Create a decoder; with `portable` it does not use the processor's AVX2.
     pub fn new(portable: bool) -> Self {
-        Cropper { has_avx2: !portable && has_avx2(), scan: ScanDecoder::default(), resizer: Resizer::default() }
+        Cropper { has_avx2: !portable && has_avx2(), decoder: Decoder::default() }
     }
 
     /// Write a crop of an image to `out`, `size` x `size` pixels of 3 bytes. On a refusal `out` has no meaning.
-    pub fn run(
-        &mut self,
-        image: Image,
-        crop: &Crop,
-        size: usize,
-        filter: Filter,
-        out: &mut [u8],
-    ) -> Result<(), Refusal> {
+    pub fn run(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
         #[cfg(target_arch = "x86_64")]
         if self.has_avx2 {
             // SAFETY: the processor has these instructions.
-            return unsafe { run_avx2(&mut self.scan, &mut self.resizer, image, crop, size, filter, out) };
+            return unsafe { self.decoder.run_avx2(image, crop, resize, out) };
         }
-        run::<Portable>(&mut self.scan, &mut self.resizer, image, crop, size, filter, out)
+        self.decoder.run::<Portable>(image, crop, resize, out)
     }
+}
+
+/// Return the decode index of a file with an entry at every `interval`-th MCU, or at fewer if it would have more than
+/// `max_percent` of the file's bytes. Empty: the file is refused, or it is so small that it needs none.
+pub fn build_index(file: &[u8], interval: u16, max_percent: usize) -> Vec<u8> {
+    let build = || {
+        let header = header::parse(file)?;
+        #[cfg(target_arch = "x86_64")]
+        if has_avx2() {
+            return ScanDecoder::default().index::<crate::kernels::Avx2>(file, &header, interval, max_percent);
+        }
+        ScanDecoder::default().index::<Portable>(file, &header, interval, max_percent)
+    };
+    build().ok().flatten().unwrap_or_default()
 }
 
 /// Return true if the processor has the instructions of `kernels::Avx2` and of `run_avx2`.
@@ -122,57 +148,51 @@ pub fn has_avx2() -> bool {
     }
 }
 
-/// As `run`, compiled for a processor with AVX2 and BMI.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2")]
-fn run_avx2(
-    scan: &mut ScanDecoder,
-    resizer: &mut Resizer,
-    image: Image,
-    crop: &Crop,
-    size: usize,
-    filter: Filter,
-    out: &mut [u8],
-) -> Result<(), Refusal> {
-    run::<crate::kernels::Avx2>(scan, resizer, image, crop, size, filter, out)
-}
+impl Decoder {
+    /// As `run`, compiled for a processor with AVX2 and BMI.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    fn run_avx2(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
+        self.run::<crate::kernels::Avx2>(image, crop, resize, out)
+    }
 
-#[inline(always)]
-fn run<K: Kernels>(
-    scan: &mut ScanDecoder,
-    resizer: &mut Resizer,
-    image: Image,
-    crop: &Crop,
-    size: usize,
-    filter: Filter,
-    out: &mut [u8],
-) -> Result<(), Refusal> {
-    let columns = visible(crop.out_left, size, crop.out_width).ok_or(Refusal::Format)?;
-    let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
-    resizer.across.fill(filter, crop.crop_width, crop.out_width, columns.clone());
-    resizer.down.fill(filter, crop.crop_height, crop.out_height, rows.clone());
-    let source =
-        Source { columns: shifted(&resizer.across.source, crop.left), rows: shifted(&resizer.down.source, crop.top) };
-    if source.columns.len().saturating_mul(source.rows.len()) > MAX_PIXELS {
-        return Err(Refusal::Format);
-    }
-    let file = match image {
-        Image::Pixels(bytes) => {
-            if bytes.len() != 3 * crop.height * crop.width {
-                return Err(Refusal::Size);
-            }
-            resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, crop, &source, size, out);
-            return Ok(());
+    #[inline(always)]
+    fn run<K: Kernels>(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
+        let Resize { size, filter, rows_first } = resize;
+        let Decoder { scan, resizer } = self;
+        let columns = visible(crop.out_left, size, crop.out_width).ok_or(Refusal::Format)?;
+        let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
+        let target = Target::new(crop, &columns, &rows, size);
+        resizer.across.fill(filter, crop.crop_width, crop.out_width, columns);
+        resizer.down.fill(filter, crop.crop_height, crop.out_height, rows);
+        let source = Source {
+            columns: shifted(&resizer.across.source, crop.left),
+            rows: shifted(&resizer.down.source, crop.top),
+        };
+        let columns_first = resizer.is_columns_first(crop, rows_first);
+        if source.columns.len().saturating_mul(source.rows.len()) > MAX_PIXELS {
+            return Err(Refusal::Format);
         }
-        Image::Jpeg(file) => file,
-    };
-    let header = header::parse(file)?;
-    if (header.height, header.width) != (crop.height, crop.width) {
-        return Err(Refusal::Size);
+        match image {
+            Image::Pixels(bytes) => {
+                if bytes.len() != 3 * crop.height * crop.width {
+                    return Err(Refusal::Size);
+                }
+                resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, columns_first, &source, &target, out);
+            }
+            Image::Jpeg { file, index } => {
+                let header = header::parse(file)?;
+                if (header.height, header.width) != (crop.height, crop.width) {
+                    return Err(Refusal::Size);
+                }
+                let cursor = if index.is_empty() { None } else { Some(Cursor::open(index, file, &header)?) };
+                scan.decode::<K>(&header, &region(&header, &source), cursor)?;
+                let decoded = Decoded { header: &header, planes: &scan.planes };
+                resizer.run::<K, _>(&decoded, columns_first, &source, &target, out);
+            }
+        }
+        Ok(())
     }
-    scan.decode::<K>(&header, &region(&header, &source))?;
-    resizer.run::<K, _>(&Decoded { header: &header, planes: &scan.planes }, crop, &source, size, out);
-    Ok(())
 }
 
 /// Return the outputs of an axis that lie in a window.
@@ -204,16 +224,12 @@ struct Target {
 }
 
 impl Target {
-    /// Return the place of the visible part of a crop that has one.
-    fn new(crop: &Crop, size: usize) -> Self {
-        let place = |begin: i64, length: usize| {
-            let visible = visible(begin, size, length).unwrap_or(0..0);
-            ((visible.start as i64 - begin) as usize, visible.len())
-        };
-        let ((left, width), (top, height)) =
-            (place(crop.out_left, crop.out_width), place(crop.out_top, crop.out_height));
-        let left = if crop.mirror { size - left - width } else { left };
-        Target { left, top, width, height, size, mirror: crop.mirror }
+    /// Return the place of the visible columns and rows of the resized rectangle.
+    fn new(crop: &Crop, columns: &Range<usize>, rows: &Range<usize>, size: usize) -> Self {
+        let left = (columns.start as i64 - crop.out_left) as usize;
+        let left = if crop.mirror { size - left - columns.len() } else { left };
+        let top = (rows.start as i64 - crop.out_top) as usize;
+        Target { left, top, width: columns.len(), height: rows.len(), size, mirror: crop.mirror }
     }
 
     /// Return the bytes of a row, without those that stay black.
@@ -227,34 +243,45 @@ impl Target {
 /// Return the MCUs of the source, with those that the upsampling of chroma also reads.
 fn region(header: &Header, source: &Source) -> Region {
     let (h, v) = header.sampling.luma_blocks();
-    let mcus = |range: &Range<usize>, factor: usize, has_margin: bool, length: usize| {
-        let margin = if has_margin { 2 } else { 0 };
+    let mcus = |range: &Range<usize>, factor: usize, length: usize| {
+        let margin = if factor > 1 { 2 } else { 0 };
         let end = (range.end + margin).min(length);
         range.start.saturating_sub(margin) / (8 * factor)..end.div_ceil(8 * factor)
     };
-    let is_quarter = header.sampling == Sampling::Quarter;
-    Region {
-        columns: mcus(&source.columns, h, is_quarter || header.sampling == Sampling::Half, header.width),
-        rows: mcus(&source.rows, v, is_quarter, header.height),
-    }
+    Region { columns: mcus(&source.columns, h, header.width), rows: mcus(&source.rows, v, header.height) }
 }
 
 impl Resizer {
-    /// Write the crop; `across` and `down` have its weights.
-    #[inline(always)]
-    fn run<K: Kernels, R: Rows>(&mut self, rows: &R, crop: &Crop, source: &Source, size: usize, out: &mut [u8]) {
-        let target = Target::new(crop, size);
-        if (target.width, target.height) != (size, size) {
-            out.fill(0);
-        }
-        // Pillow 13 resizes vertically first if that saves more.
+    /// Return true if Pillow resizes vertically first: since version 13 if that saves more.
+    fn is_columns_first(&self, crop: &Crop, rows_first: bool) -> bool {
         let lost_rows = crop.crop_height as i64 - crop.out_height as i64;
         let lost_columns = crop.crop_width as i64 - crop.out_width as i64;
         let has_both = !self.across.is_identity && !self.down.is_identity;
-        if has_both && lost_rows > 0 && lost_rows > 2 * lost_columns {
-            self.vertical_first::<K, R>(rows, source, &target, out);
+        let saves = if rows_first {
+            crop.crop_height as u64 > VERY_HIGH * crop.crop_width as u64
         } else {
-            self.horizontal_first::<K, R>(rows, source, &target, out);
+            lost_rows > 2 * lost_columns
+        };
+        has_both && lost_rows > 0 && saves
+    }
+
+    /// Write the crop; `across` and `down` have its weights.
+    #[inline(always)]
+    fn run<K: Kernels, R: Rows>(
+        &mut self,
+        image: &R,
+        columns_first: bool,
+        source: &Source,
+        target: &Target,
+        out: &mut [u8],
+    ) {
+        if (target.width, target.height) != (target.size, target.size) {
+            out.fill(0);
+        }
+        if columns_first {
+            self.vertical_first::<K, R>(image, source, target, out);
+        } else {
+            self.horizontal_first::<K, R>(image, source, target, out);
         }
     }
 
@@ -263,11 +290,9 @@ impl Resizer {
         let stride = 3 * target.width + SLACK;
         let rows = source.rows.len();
         let bytes = stride * rows.next_multiple_of(ROWS) + SLACK;
-        if self.image.len() < bytes {
-            self.image.resize(bytes, 0);
-        }
+        let narrow = reserve(&mut self.image, bytes);
         let wide_bytes = 4 * source.columns.len() + self.across.row_slack();
-        for (group, outputs) in self.image.chunks_exact_mut(ROWS * stride).take(rows.div_ceil(ROWS)).enumerate() {
+        for (group, outputs) in narrow.chunks_exact_mut(ROWS * stride).enumerate() {
             let mut wide = self.wide.reserve(wide_bytes);
             for (row, pixels) in (ROWS * group..rows).zip(&mut wide) {
                 image.write::<K>(&mut self.colors, source.rows.start + row, source.columns.clone(), pixels);
@@ -279,9 +304,9 @@ impl Resizer {
         for row in 0..target.height {
             let bytes = target.row(out, row);
             if self.down.is_identity {
-                bytes.copy_from_slice(&self.image[row * stride..][..bytes.len()]);
+                bytes.copy_from_slice(&narrow[row * stride..][..bytes.len()]);
             } else {
-                K::vertical(&self.down, row, &self.image, stride, bytes);
+                K::vertical(&self.down, row, narrow, stride, bytes);
             }
         }
     }
@@ -291,17 +316,15 @@ impl Resizer {
         let columns = source.columns.len();
         let stride = 4 * columns + SLACK;
         let bytes = stride * source.rows.len() + SLACK;
-        if self.image.len() < bytes {
-            self.image.resize(bytes, 0);
-        }
-        for (row, pixels) in source.rows.clone().zip(self.image.chunks_exact_mut(stride)) {
+        let decoded = reserve(&mut self.image, bytes);
+        for (row, pixels) in source.rows.clone().zip(decoded.chunks_exact_mut(stride)) {
             image.write::<K>(&mut self.colors, row, source.columns.clone(), pixels);
         }
         let wide_bytes = 4 * columns + self.across.row_slack();
         for begin in (0..target.height).step_by(ROWS) {
             let mut wide = self.wide.reserve(wide_bytes);
             for (row, pixels) in (begin..target.height).zip(&mut wide) {
-                K::vertical(&self.down, row, &self.image, stride, &mut pixels[..4 * columns]);
+                K::vertical(&self.down, row, decoded, stride, &mut pixels[..4 * columns]);
             }
             let mut narrow = self.narrow.reserve(3 * target.width + SLACK);
             horizontal::<K>(&self.across, wide.map(|row| &*row), narrow.each_mut().map(|row| &mut **row), target);

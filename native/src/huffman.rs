@@ -4,14 +4,20 @@ use crate::header::RawTable;
 use crate::refusal::Refusal;
 
 /// Bits of a lookup.
-const LOOK: u32 = 10;
+const LOOK: u32 = 11;
 
 /// Advance of an end of block: more than any position.
 pub const END_OF_BLOCK: usize = 127;
 
-/// Symbol that a lookup found. Bits 0 to 4: bits of its code and its value together. Bits 5 to 8: bits of its value.
-/// Bits 9 to 15: advance in zigzag order, 0 for DC. 0: the code is longer than a lookup.
-type Entry = u16;
+/// Symbol that a lookup found. Bits 0 to 6: bits of its code and its value together. Bit 7: the value is not in the
+/// entry. Bits 8 to 15: advance in zigzag order, 0 for DC. Bits 16 to 31: the value, or with bit 7 its bits.
+type Entry = u32;
+
+/// Bit of entries without a value.
+const READ_VALUE: Entry = 1 << 7;
+
+/// Entry if the code is longer than a lookup.
+const LONG_CODE: Entry = READ_VALUE;
 
 /// Bits of the code and the value of any symbol that a lookup finds, at most.
 const LOOKED_UP_BITS: u32 = LOOK + 15;
@@ -32,7 +38,7 @@ pub struct Table {
 impl Default for Table {
     fn default() -> Self {
         Table {
-            lookup: [0; 1 << LOOK],
+            lookup: [LONG_CODE; 1 << LOOK],
             limits: [0; 17],
             offsets: [0; 17],
             symbols: [0; 256],
@@ -56,7 +62,7 @@ impl Table {
             return Err(Refusal::Format);
         }
         self.symbols[..count].copy_from_slice(raw.symbols);
-        self.lookup.fill(0);
+        self.lookup.fill(LONG_CODE);
         let (mut code, mut index) = (0_u32, 0_usize);
         let longest = raw.counts.iter().rposition(|&of_length| of_length > 0).map_or(0, |at| at + 1);
         let mut begun = false;
@@ -86,8 +92,16 @@ impl Table {
     fn fill(&mut self, symbol: u8, code: u32, length: u32, is_dc: bool) {
         let free = LOOK - length;
         let first = (code << free) as usize;
-        if let Some(entries) = self.lookup.get_mut(first..first + (1 << free)) {
-            entries.fill(entry(symbol, length, is_dc)); // `build` refuses a table with impossible codes
+        // `build` refuses a table with impossible codes.
+        let Some(entries) = self.lookup.get_mut(first..first + (1 << free)) else { return };
+        let entry = entry(symbol, length, is_dc);
+        let size = u32::from(symbol & 15);
+        if size > free {
+            return entries.fill(entry);
+        }
+        // The bits behind the code are the value and, behind it, those of other symbols.
+        for (bits, entries) in (0..).zip(entries.chunks_exact_mut(1 << (free - size))) {
+            entries.fill(entry & 0xFF7F | (extend(bits, size) as Entry) << 16);
         }
     }
 
@@ -104,22 +118,29 @@ impl Table {
     }
 }
 
+/// Return the entry of a symbol without its value.
 fn entry(symbol: u8, length: u32, is_dc: bool) -> Entry {
-    let size = u16::from(symbol & 15);
+    let size = Entry::from(symbol & 15);
     let advance = match symbol {
         _ if is_dc => 0,
         0xF0 => 16,
-        _ if size == 0 => END_OF_BLOCK as u16,
-        _ => u16::from(symbol >> 4) + 1,
+        _ if size == 0 => END_OF_BLOCK as Entry,
+        _ => Entry::from(symbol >> 4) + 1,
     };
-    (length as u16 + size) | size << 5 | advance << 9
+    (length + size) | READ_VALUE | advance << 8 | size << 16
 }
 
-/// Reader of the bits of a segment without stuffing, most significant first. Behind the end it reads what follows, or
-/// zeros: compare `position` with the segment's length.
-#[derive(Clone, Copy)]
-pub struct BitReader<'a> {
-    data: &'a [u8],
+/// Return the value that `size` bits stand for. One whose first bit is 0 is negative.
+#[inline(always)]
+fn extend(bits: i32, size: u32) -> i32 {
+    if size > 0 && bits >> (size - 1) == 0 { bits + 1 - (1 << size) } else { bits }
+}
+
+/// Reader of the bits of data without stuffing, most significant first. Behind the end of a segment it reads what
+/// follows, or zeros: compare `position` with the segment's end. The data is not part of it, so that several readers of
+/// the same data need fewer registers.
+#[derive(Clone, Copy, Default)]
+pub struct BitReader {
     next: usize,
     buffer: u64,
     bits: u32,
@@ -131,9 +152,14 @@ pub struct Coded {
     pub value: i32,
 }
 
-impl<'a> BitReader<'a> {
-    pub fn new(data: &'a [u8]) -> Self {
-        BitReader { data, next: 0, buffer: 0, bits: 0 }
+impl BitReader {
+    /// Begin behind the first `position` bits.
+    pub fn at(position: usize, data: &[u8]) -> Self {
+        let mut reader = BitReader { next: position / 8, buffer: 0, bits: 0 };
+        reader.refill(data);
+        reader.buffer <<= position % 8;
+        reader.bits -= (position % 8) as u32;
+        reader
     }
 
     /// Bits read so far.
@@ -143,10 +169,10 @@ impl<'a> BitReader<'a> {
 
     /// Fill the buffer to at least 56 bits.
     #[inline(always)]
-    pub fn refill(&mut self) {
-        let word = match self.data.get(self.next..self.next + 8) {
+    pub fn refill(&mut self, data: &[u8]) {
+        let word = match data.get(self.next..self.next + 8) {
             Some(bytes) => u64::from_be_bytes(bytes.try_into().unwrap_or_default()),
-            None => self.last_bytes(),
+            None => self.last_bytes(data),
         };
         self.buffer |= word >> self.bits;
         self.next += ((63 - self.bits) >> 3) as usize;
@@ -154,9 +180,9 @@ impl<'a> BitReader<'a> {
     }
 
     #[cold]
-    fn last_bytes(&self) -> u64 {
+    fn last_bytes(&self, data: &[u8]) -> u64 {
         let mut bytes = [0; 8];
-        if let Some(rest) = self.data.get(self.next..) {
+        if let Some(rest) = data.get(self.next..) {
             let count = rest.len().min(8);
             bytes[..count].copy_from_slice(&rest[..count]);
         }
@@ -165,30 +191,38 @@ impl<'a> BitReader<'a> {
 
     /// Decode a symbol. Two of them need at most one `refill`, which must come before the first.
     #[inline(always)]
-    pub fn symbol(&mut self, table: &Table) -> Option<Coded> {
+    pub fn symbol(&mut self, table: &Table, data: &[u8]) -> Option<Coded> {
         const { assert!(2 * LOOKED_UP_BITS <= 56) };
-        let mut entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
-        if entry == 0 {
-            self.refill();
-            entry = table.long_code((self.buffer >> 48) as u32)?;
-            let coded = self.take(entry);
-            self.refill();
-            return Some(coded);
+        let entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
+        if entry & READ_VALUE != 0 {
+            return self.symbol_with_value(table, entry, data);
         }
-        Some(self.take(entry))
+        self.skip(entry);
+        Some(Coded { advance: (entry >> 8 & 0xFF) as usize, value: entry as i32 >> 16 })
     }
 
-    /// Read the value of a symbol, and pass over both.
+    /// Read a symbol whose value is not in the lookup.
     #[inline(always)]
-    fn take(&mut self, entry: Entry) -> Coded {
-        let (total, size) = (u32::from(entry & 31), u32::from((entry >> 5) & 15));
+    fn symbol_with_value(&mut self, table: &Table, mut entry: Entry, data: &[u8]) -> Option<Coded> {
+        let is_long = entry == LONG_CODE;
+        if is_long {
+            self.refill(data);
+            entry = table.long_code((self.buffer >> 48) as u32)?;
+        }
+        let (total, size) = (entry & 63, entry >> 16 & 15);
         let rest = self.buffer << (total - size);
-        let bits = (rest >> 1 >> (63 - size)) as i32;
-        // A value whose first bit is 0 is negative.
-        let is_positive = (rest as i64 >> 63) as i32;
-        let value = bits + (!is_positive & (1 - (1 << size)));
-        self.buffer <<= total;
-        self.bits -= total;
-        Coded { advance: usize::from(entry >> 9), value }
+        let value = extend((rest >> 1 >> (63 - size)) as i32, size);
+        self.skip(entry);
+        if is_long {
+            self.refill(data);
+        }
+        Some(Coded { advance: (entry >> 8 & 0xFF) as usize, value })
+    }
+
+    /// Pass over the bits of a symbol.
+    #[inline(always)]
+    fn skip(&mut self, entry: Entry) {
+        self.buffer <<= entry & 63;
+        self.bits -= entry & 63;
     }
 }

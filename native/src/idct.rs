@@ -4,11 +4,11 @@
 //! values is at most SAFE_SUM: the first pass multiplies by less than 5.55. Blocks with a larger sum are computed with
 //! checks, and refused if a step overflows, because libjpeg's result then depends on the machine.
 
-use crate::scan::Block;
+use crate::block::Block;
 
-pub const SAFE_SUM: u64 = 5800;
+pub const SAFE_SUM: u32 = 5800;
 /// Largest sum for which a coefficient cannot have been cut to 16 bits.
-pub const LARGEST_SUM: u64 = 32_767;
+pub const LARGEST_SUM: u32 = 32_767;
 
 const F_0_298: i32 = 2446;
 const F_0_390: i32 = 3196;
@@ -22,6 +22,21 @@ const F_1_961: i32 = 16069;
 const F_2_053: i32 = 16819;
 const F_2_562: i32 = 20995;
 const F_3_072: i32 = 25172;
+
+/// Largest quantisation step for which the sum of a block's magnitudes fits into 32 bits.
+pub const MAX_STEP: u16 = 1023;
+
+/// Multiply the coefficients of a block, whose magnitudes fit into 16 bits, by the quantisation steps, which are at most
+/// MAX_STEP. Returns the sum of the products' magnitudes. If that is above LARGEST_SUM, the products have no meaning.
+pub fn dequantise_portable(block: &mut Block, steps: &Block) -> u32 {
+    let mut sum = 0;
+    for (value, &step) in block.0.iter_mut().zip(&steps.0) {
+        let product = i32::from(*value) * i32::from(step);
+        sum += product.unsigned_abs();
+        *value = product as i16;
+    }
+    sum
+}
 
 /// Sample of a block that has only a DC coefficient.
 #[inline(always)]
@@ -103,6 +118,25 @@ pub(crate) mod avx2 {
     use std::arch::x86_64::*;
 
     use super::*;
+
+    /// As `dequantise_portable`.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+        let mut sums = _mm256_setzero_si256();
+        for (values, steps) in block.0.chunks_exact_mut(16).zip(steps.0.chunks_exact(16)) {
+            // SAFETY: the slices have 32 bytes, and loads and stores need no alignment.
+            unsafe {
+                let value = _mm256_loadu_si256(values.as_ptr().cast());
+                let step = _mm256_loadu_si256(steps.as_ptr().cast());
+                sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_abs_epi16(value), step));
+                _mm256_storeu_si256(values.as_mut_ptr().cast(), _mm256_mullo_epi16(value, step));
+            }
+        }
+        let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+        let sums = _mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums));
+        (_mm_cvtsi128_si32(sums) as u32).wrapping_add(_mm_extract_epi32::<1>(sums) as u32)
+    }
 
     /// As `idct_portable`.
     #[inline]

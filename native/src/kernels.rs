@@ -1,11 +1,31 @@
 //! Kernels in two versions, with equal results: portable Rust, and AVX2 if the processor has it.
 
+use crate::block::Block;
 use crate::color;
 use crate::idct;
+use crate::refusal::Refusal;
 use crate::resample::{self, Axis, ROWS};
-use crate::scan::Block;
+use crate::scan::{self, Plane, Scan};
 
 pub trait Kernels {
+    /// Read the MCUs before `stop`; see `Scan::pass_mcus`.
+    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal>;
+
+    /// Decode the MCUs before `stop`; see `Scan::decode_mcus`.
+    fn decode_mcus(scan: &mut Scan, planes: &mut [Plane; 3], place: (usize, usize), stop: usize)
+    -> Result<(), Refusal>;
+
+    /// Decode `count` MCUs of two scans; see `scan::decode_pairs`.
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal>;
+
+    /// Multiply the coefficients of a block by the quantisation steps; see `idct::dequantise_portable`.
+    fn dequantise(block: &mut Block, steps: &Block) -> u32;
+
     /// Write the 8 x 8 samples of a block whose sum is at most `idct::SAFE_SUM`.
     fn idct(block: &Block, samples: &mut [u8], stride: usize);
 
@@ -23,6 +43,32 @@ pub trait Kernels {
 pub struct Portable;
 
 impl Kernels for Portable {
+    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+        scan.pass_mcus(stop)
+    }
+
+    fn decode_mcus(
+        scan: &mut Scan,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        scan.decode_mcus::<Portable>(planes, place, stop)
+    }
+
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        scan::decode_pairs::<Portable>(scans, planes, place, count)
+    }
+
+    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+        idct::dequantise_portable(block, steps)
+    }
+
     fn idct(block: &Block, samples: &mut [u8], stride: usize) {
         idct::idct_portable(block, samples, stride);
     }
@@ -42,15 +88,49 @@ impl Kernels for Portable {
     }
 }
 
-/// Kernels for processors with AVX2. Only `crop::Cropper` names them, after it has found AVX2.
+/// Kernels for processors with AVX2. Only `crop` names them, after it has found AVX2.
 #[cfg(target_arch = "x86_64")]
 pub struct Avx2;
 
 #[cfg(target_arch = "x86_64")]
 impl Kernels for Avx2 {
     #[inline(always)]
+    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+        // SAFETY: the processor has AVX2 and BMI, or this type would not have been named. So in the functions below.
+        unsafe { scan::avx2::pass_mcus(scan, stop) }
+    }
+
+    #[inline(always)]
+    fn decode_mcus(
+        scan: &mut Scan,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        // SAFETY: as above.
+        unsafe { scan::avx2::decode_mcus(scan, planes, place, stop) }
+    }
+
+    #[inline(always)]
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        // SAFETY: as above.
+        unsafe { scan::avx2::decode_pairs(scans, planes, place, count) }
+    }
+
+    #[inline(always)]
+    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+        // SAFETY: as above.
+        unsafe { idct::avx2::dequantise(block, steps) }
+    }
+
+    #[inline(always)]
     fn idct(block: &Block, samples: &mut [u8], stride: usize) {
-        // SAFETY: the processor has AVX2, or this type would not have been named. So in the functions below.
+        // SAFETY: as above.
         unsafe { idct::avx2::idct(block, samples, stride) }
     }
 

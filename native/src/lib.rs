@@ -1,18 +1,21 @@
 //! Crops of JPEGs with Pillow's pixels, to the bit, decoded only where the crop is.
 //!
 //! Order of the modules for an image: `header` (tables and size), `segments` (data without stuffing), `scan` with
-//! `huffman` and `idct` (samples of the blocks under the crop), `color` (RGB), `resample` (Pillow's fixed point).
-//! `crop` connects them, `batch` runs many, `python` is the extension module. Unusual images are refused, and Python
+//! `index`, `block`, `huffman` and `idct` (samples of the blocks under the crop), `color` (RGB), `resample` (Pillow's
+//! fixed point). `crop` connects them, `batch` runs many, `python` is the extension module. Unusual images are refused, and Python
 //! decodes them.
 #![warn(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 pub mod batch;
+mod block;
 mod color;
 pub mod crop;
 pub mod header;
 mod huffman;
 mod idct;
+pub mod index;
 mod kernels;
+mod memory;
 pub mod refusal;
 pub mod resample;
 mod scan;

@@ -3,10 +3,10 @@
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::batch::{BatchDecoder, Job};
-use crate::crop::{self, Crop, Image};
+use crate::crop::{self, Crop, Image, Resize};
 use crate::resample::Filter;
 
 /// Columns of a crop: height and width of the image, left, top, width and height of the rectangle, width and height of
@@ -14,7 +14,7 @@ use crate::resample::Filter;
 const FIELDS: usize = 11;
 
 /// Largest side of an image, pixels. A long image that is resized by its short side becomes longer.
-const MAX_SIDE: u32 = 1 << 20;
+const MAX_SIDE: usize = 1 << 20;
 
 /// Decoder of batches of crops.
 #[pyclass(frozen)]
@@ -31,19 +31,23 @@ impl CropDecoder {
     /// Decode crops of JPEGs without the GIL.
     ///
     /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3].
+    /// `indexes`: list of n buffers of uint8, decode indexes of the files; empty for a file without one.
     /// `crops`: int64 [n, 11], the columns `FIELDS`.
     /// `images`: uint8 [n, size, size, 3], written.
+    /// `rows_first`: resize in the order of Pillow before version 13.
     /// `status`: uint8 [n], written: 0 if the image was decoded, else the reason of the refusal.
     #[allow(clippy::too_many_arguments)]
     fn decode(
         &self,
         py: Python<'_>,
         records: &Bound<'_, PyList>,
+        indexes: &Bound<'_, PyList>,
         crops: PyBuffer<i64>,
         images: PyBuffer<u8>,
         status: PyBuffer<u8>,
         size: usize,
         bicubic: bool,
+        rows_first: bool,
     ) -> PyResult<()> {
         let count = records.len();
         let bytes = size.checked_mul(size).and_then(|pixels| pixels.checked_mul(3)).unwrap_or(usize::MAX);
@@ -52,7 +56,11 @@ impl CropDecoder {
             return Err(PyValueError::new_err("images and status must have a place for each record"));
         }
         let files = records.iter().map(|record| PyBuffer::<u8>::get(&record)).collect::<PyResult<Vec<_>>>()?;
-        let files = files.iter().map(image).collect::<PyResult<Vec<_>>>()?;
+        let indexes = indexes.iter().map(|index| PyBuffer::<u8>::get(&index)).collect::<PyResult<Vec<_>>>()?;
+        if indexes.len() != count {
+            return Err(PyValueError::new_err("indexes must have an element for each record"));
+        }
+        let files = files.iter().zip(&indexes).map(image).collect::<PyResult<Vec<_>>>()?;
         let (images, status) = (writable(&images)?, writable(&status)?);
         let mut jobs: Vec<Job> = files
             .into_iter()
@@ -61,7 +69,7 @@ impl CropDecoder {
             .map(|((image, crop), (out, status))| Job { image, crop, out, status })
             .collect();
         let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
-        py.detach(|| self.0.decode(&mut jobs, size, filter));
+        py.detach(|| self.0.decode(&mut jobs, Resize { size, filter, rows_first }));
         Ok(())
     }
 }
@@ -72,36 +80,37 @@ fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<
         return Err(PyValueError::new_err(format!("crops must be int64 [{count}, {FIELDS}]")));
     }
     let values = crops.to_vec(py)?;
-    values
-        .chunks_exact(FIELDS)
-        .map(|row| {
-            let length = |at: usize, largest| u32::try_from(row[at]).ok().filter(|&length| length <= largest);
-            let size = |at: usize| Some(length(at, MAX_SIDE)? as usize);
-            let resized = |at: usize| Some(length(at, u32::MAX)? as usize);
-            let crop = (|| {
-                Some(Crop {
-                    height: size(0)?,
-                    width: size(1)?,
-                    left: size(2)?,
-                    top: size(3)?,
-                    crop_width: size(4)?,
-                    crop_height: size(5)?,
-                    out_width: resized(6)?,
-                    out_height: resized(7)?,
-                    out_left: row[8],
-                    out_top: row[9],
-                    mirror: row[10] != 0,
-                })
-            })();
-            crop.filter(Crop::is_valid).ok_or_else(|| PyValueError::new_err(format!("impossible crop: {row:?}")))
-        })
-        .collect()
+    let rows = values.chunks_exact(FIELDS);
+    rows.map(|row| parse_crop(row).ok_or_else(|| PyValueError::new_err(format!("impossible crop: {row:?}")))).collect()
+}
+
+fn parse_crop(row: &[i64]) -> Option<Crop> {
+    let resized = |at: usize| u32::try_from(row[at]).ok().map(|length| length as usize);
+    let size = |at: usize| resized(at).filter(|&length| length <= MAX_SIDE);
+    let crop = Crop {
+        height: size(0)?,
+        width: size(1)?,
+        left: size(2)?,
+        top: size(3)?,
+        crop_width: size(4)?,
+        crop_height: size(5)?,
+        out_width: resized(6)?,
+        out_height: resized(7)?,
+        out_left: row[8],
+        out_top: row[9],
+        mirror: row[10] != 0,
+    };
+    crop.is_valid().then_some(crop)
 }
 
 /// An array of three dimensions is a decoded image.
-fn image(buffer: &PyBuffer<u8>) -> PyResult<Image<'_>> {
+fn image<'a>((buffer, index): (&'a PyBuffer<u8>, &'a PyBuffer<u8>)) -> PyResult<Image<'a>> {
     let bytes = readable(buffer)?;
-    Ok(if buffer.dimensions() == 3 { Image::Pixels(bytes) } else { Image::Jpeg(bytes) })
+    Ok(if buffer.dimensions() == 3 {
+        Image::Pixels(bytes)
+    } else {
+        Image::Jpeg { file: bytes, index: readable(index)? }
+    })
 }
 
 fn readable(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
@@ -132,8 +141,22 @@ fn has_avx2() -> bool {
     crop::has_avx2()
 }
 
+/// Return the decode index of a JPEG, at most `max_percent` of its bytes; empty if it needs none or is refused.
+#[pyfunction]
+fn build_index<'py>(
+    py: Python<'py>,
+    record: PyBuffer<u8>,
+    interval: u16,
+    max_percent: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let file = readable(&record)?;
+    let index = py.detach(|| crop::build_index(file, interval, max_percent));
+    Ok(PyBytes::new(py, &index))
+}
+
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CropDecoder>()?;
+    module.add_function(wrap_pyfunction!(build_index, module)?)?;
     module.add_function(wrap_pyfunction!(has_avx2, module)?)
 }

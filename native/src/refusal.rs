@@ -10,4 +10,6 @@ pub enum Refusal {
     Size = 2,
     /// The entropy-coded data is damaged or unusual.
     Data = 3,
+    /// The decode index is damaged, or is not that of the file.
+    Index = 4,
 }

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use crate::header::{Header, NATURAL, RawTable};
-use crate::huffman::{BitReader, END_OF_BLOCK, Table};
-use crate::idct::{LARGEST_SUM, SAFE_SUM, dc_sample, idct_checked};
+use crate::block::{Codes, Tables, decode_block, pass_block, read_pair, write_block};
+use crate::header::Header;
+use crate::huffman::BitReader;
+use crate::index::{Builder, Cursor, State};
 use crate::kernels::Kernels;
+use crate::memory::reserve;
 use crate::refusal::Refusal;
 use crate::segments::Segments;
 
@@ -30,10 +32,7 @@ impl Plane {
     fn place(&mut self, region: &Region, blocks: (usize, usize)) {
         self.stride = 8 * blocks.0 * region.columns.len();
         (self.left, self.top) = (8 * blocks.0 * region.columns.start, 8 * blocks.1 * region.rows.start);
-        let bytes = self.stride * 8 * blocks.1 * region.rows.len();
-        if self.samples.len() < bytes {
-            self.samples.resize(bytes, 0);
-        }
+        reserve(&mut self.samples, self.stride * 8 * blocks.1 * region.rows.len());
     }
 
     /// Return a row of the component from its column `from` to the plane's right end.
@@ -44,263 +43,387 @@ impl Plane {
     }
 }
 
-/// Dequantised coefficients of a block, in natural order.
-#[repr(align(32))]
-pub struct Block(pub [i16; 64]);
-
 /// Entropy decoder with its memory, which is kept between images.
 #[derive(Default)]
 pub struct ScanDecoder {
     segments: Segments,
-    dc: [Table; 3],
-    ac: [Table; 3],
+    tables: Tables,
     pub planes: [Plane; 3],
 }
 
-/// Tables of a component.
-#[derive(Clone, Copy)]
-struct Codes<'a> {
-    dc: &'a Table,
-    ac: &'a Table,
-    /// Quantisation table in zigzag order.
-    quant: &'a [u16; 64],
-}
-
 /// Scan with the position of the next MCU.
-struct Scan<'a> {
+#[derive(Clone)]
+pub struct Scan<'a> {
     segments: &'a Segments,
     /// MCUs of a segment.
     interval: usize,
+    /// MCUs of a row, and of the image.
+    across: usize,
+    mcus: usize,
     codes: [Codes<'a>; 3],
     components: usize,
     luma_blocks: (usize, usize),
-    reader: BitReader<'a>,
+    data: &'a [u8],
+    reader: BitReader,
     segment: usize,
-    segment_bytes: usize,
+    /// End of the segment in the data, bytes.
+    segment_end: usize,
     next_mcu: usize,
     /// DC values of the previous blocks.
     predictors: [i32; 3],
+    index: Option<Cursor<'a>>,
+    /// After a jump to an entry of the index: MCU of the next entry, which checks it. `CHECKED`: no check is left.
+    check_mcu: usize,
 }
 
+/// Number that no MCU has.
+const CHECKED: usize = usize::MAX;
+
 impl ScanDecoder {
-    /// Decode the blocks of a region into `planes`.
-    #[inline(always)]
-    pub fn decode<K: Kernels>(&mut self, header: &Header, region: &Region) -> Result<(), Refusal> {
+    /// Decode the blocks of a region into `planes`. An index must be the file's.
+    pub fn decode<K: Kernels>(
+        &mut self,
+        header: &Header,
+        region: &Region,
+        index: Option<Cursor>,
+    ) -> Result<(), Refusal> {
+        let interval = self.fill_segments(header)?;
+        let (h, v) = header.sampling.luma_blocks();
+        for (number, plane) in self.planes.iter_mut().enumerate().take(header.sampling.components()) {
+            plane.place(region, if number == 0 { (h, v) } else { (1, 1) });
+        }
+        let mut scan = Scan::new(&self.segments, interval, header, self.tables.build(header)?, index);
+        let mut rows = region.rows.clone();
+        if index.is_some() && rows.len() > 1 {
+            let mut other = scan.clone();
+            while rows.len() > 1 {
+                decode_two_rows::<K>((&mut scan, &mut other), region, rows.start, &mut self.planes)?;
+                rows.start += 2;
+            }
+            other.check_last_entry::<K>()?;
+        }
+        for row in rows {
+            scan.decode_row::<K>(region, row, &mut self.planes)?;
+        }
+        scan.check_last_entry::<K>()
+    }
+
+    /// Return the index of a file, of which all MCUs are read. None: it needs none, or its values do not fit.
+    pub fn index<K: Kernels>(
+        &mut self,
+        file: &[u8],
+        header: &Header,
+        interval: u16,
+        max_percent: usize,
+    ) -> Result<Option<Vec<u8>>, Refusal> {
+        let Some(mut builder) = Builder::new(file, header, interval, max_percent) else { return Ok(None) };
+        let (across, down) = header.mcus();
+        let segment_mcus = self.fill_segments(header)?;
+        let codes = self.tables.build(header)?;
+        let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
+        for mcu in (builder.interval()..across * down).step_by(builder.interval()) {
+            scan.pass::<K>(mcu)?;
+            if builder.add(&scan.state()).is_none() {
+                return Ok(None);
+            }
+        }
+        scan.pass::<K>(across * down)?;
+        if builder.add(&scan.state()).is_none() {
+            return Ok(None);
+        }
+        Ok(Some(builder.finish(file)))
+    }
+
+    /// Prepare the data of a scan. Returns the MCUs of a segment.
+    fn fill_segments(&mut self, header: &Header) -> Result<usize, Refusal> {
         self.segments.fill(header.scan)?;
         let (across, down) = header.mcus();
         let interval = if header.restart_interval == 0 { across * down } else { header.restart_interval };
         if self.segments.count() != (across * down).div_ceil(interval) {
             return Err(Refusal::Data);
         }
-        let (h, v) = header.sampling.luma_blocks();
-        for (number, plane) in self.planes.iter_mut().enumerate().take(header.sampling.components()) {
-            plane.place(region, if number == 0 { (h, v) } else { (1, 1) });
-        }
-        let mut scan = Scan::new(&self.segments, interval, header, build(&mut self.dc, &mut self.ac, header)?);
-        for row in region.rows.clone() {
-            scan.pass_to(row * across + region.columns.start, across)?;
-            for column in 0..region.columns.len() {
-                scan.decode_mcu::<K>(&mut self.planes, column, row - region.rows.start)?;
-            }
-            scan.check()?;
-        }
-        Ok(())
+        Ok(interval)
     }
-}
-
-/// Build the tables that the components name; components often share them.
-fn build<'a>(dc: &'a mut [Table; 3], ac: &'a mut [Table; 3], header: &'a Header) -> Result<[Codes<'a>; 3], Refusal> {
-    let count = header.sampling.components();
-    let of = &header.components[..count];
-    let dc_slots = fill(dc, &header.dc, of.iter().map(|component| component.dc), true)?;
-    let ac_slots = fill(ac, &header.ac, of.iter().map(|component| component.ac), false)?;
-    let quant = |number: usize| header.quant[of[number.min(count - 1)].quant].as_ref().ok_or(Refusal::Format);
-    let codes = |number: usize| -> Result<Codes<'a>, Refusal> {
-        Ok(Codes { dc: &dc[dc_slots[number]], ac: &ac[ac_slots[number]], quant: quant(number)? })
-    };
-    Ok([codes(0)?, codes(1)?, codes(2)?])
-}
-
-/// Build each named table once. Returns the place of each component's table.
-fn fill(
-    tables: &mut [Table; 3],
-    raw: &[Option<RawTable>; 4],
-    names: impl Iterator<Item = usize>,
-    is_dc: bool,
-) -> Result<[usize; 3], Refusal> {
-    let mut named = [usize::MAX; 3];
-    let mut slots = [0; 3];
-    for (number, name) in names.enumerate() {
-        named[number] = name;
-        slots[number] = named.iter().position(|&other| other == name).unwrap_or(number);
-        if slots[number] == number {
-            tables[number].build(raw[name].as_ref().ok_or(Refusal::Format)?, is_dc)?;
-        }
-    }
-    Ok(slots)
 }
 
 impl<'a> Scan<'a> {
-    fn new(segments: &'a Segments, interval: usize, header: &Header, codes: [Codes<'a>; 3]) -> Self {
-        let (data, segment_bytes) = segments.get(0);
+    fn new(
+        segments: &'a Segments,
+        interval: usize,
+        header: &Header,
+        codes: [Codes<'a>; 3],
+        index: Option<Cursor<'a>>,
+    ) -> Self {
+        let (across, down) = header.mcus();
         Scan {
             segments,
             interval,
+            across,
+            mcus: across * down,
             codes,
             components: header.sampling.components(),
             luma_blocks: header.sampling.luma_blocks(),
-            reader: BitReader::new(data),
+            data: segments.bytes(),
+            reader: BitReader::default(),
             segment: 0,
-            segment_bytes,
+            segment_end: segments.range(0).end,
             next_mcu: 0,
             predictors: [0; 3],
+            index,
+            check_mcu: CHECKED,
         }
     }
 
-    /// Refuse data that ended before the blocks that were read from it.
-    fn check(&self) -> Result<(), Refusal> {
-        if self.reader.position() > 8 * self.segment_bytes { Err(Refusal::Data) } else { Ok(()) }
+    /// Go to the first MCU of a region in a row.
+    fn begin_row<K: Kernels>(&mut self, region: &Region, row: usize) -> Result<(), Refusal> {
+        let mcu = row * self.across + region.columns.start;
+        self.seek::<K>(mcu)?;
+        self.pass::<K>(mcu)
     }
 
-    /// Begin the segment of the next MCU if it has just changed.
-    #[inline(always)]
-    fn enter_mcu(&mut self) -> Result<(), Refusal> {
-        if self.next_mcu == (self.segment + 1) * self.interval {
-            if self.reader.position().div_ceil(8) != self.segment_bytes {
-                return Err(Refusal::Data);
-            }
-            self.begin(self.segment + 1);
-        }
-        self.next_mcu += 1;
-        Ok(())
-    }
-
-    fn begin(&mut self, segment: usize) {
-        let (data, bytes) = self.segments.get(segment);
-        (self.reader, self.segment, self.segment_bytes) = (BitReader::new(data), segment, bytes);
-        (self.next_mcu, self.predictors) = (segment * self.interval, [0; 3]);
-    }
-
-    /// Pass over the MCUs before `target`. Segments that end before it are not read: libjpeg also starts again at each
-    /// restart marker, and all of them are there in their order.
-    #[inline(always)]
-    fn pass_to(&mut self, target: usize, across: usize) -> Result<(), Refusal> {
-        let segment = target / self.interval;
-        if segment > self.segment {
-            self.begin(segment);
-        }
-        while self.next_mcu < target {
-            let stop = target.min(self.next_mcu + across);
-            while self.next_mcu < stop {
-                self.enter_mcu()?;
-                let (h, v) = self.luma_blocks;
-                for _ in 0..h * v {
-                    pass_block(&mut self.reader, &self.codes[0], &mut self.predictors[0])?;
-                }
-                for component in 1..self.components {
-                    pass_block(&mut self.reader, &self.codes[component], &mut self.predictors[component])?;
-                }
-            }
+    /// Decode the MCUs of a region in a row.
+    fn decode_row<K: Kernels>(&mut self, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+        self.begin_row::<K>(region, row)?;
+        let begin = self.next_mcu;
+        let end = begin + region.columns.len();
+        while self.next_mcu < end {
+            let place = (self.next_mcu - begin, row - region.rows.start);
+            let stop = self.begin_run(end)?;
+            K::decode_mcus(self, planes, place, stop)?;
             self.check()?;
         }
         Ok(())
     }
 
-    /// Decode the next MCU into a column and row of MCUs of the planes.
+    /// Refuse data that ended before the blocks that were read from it.
+    fn check(&self) -> Result<(), Refusal> {
+        if self.reader.position() > 8 * self.segment_end { Err(Refusal::Data) } else { Ok(()) }
+    }
+
+    /// Begin to read MCUs, at most those before `end`. Returns the MCU at which the reading must stop: there a segment
+    /// ends, or an entry of the index is checked.
+    fn begin_run(&mut self, end: usize) -> Result<usize, Refusal> {
+        if self.next_mcu == self.check_mcu {
+            self.check_entry()?;
+        }
+        self.end_segment()?;
+        Ok(end.min((self.segment + 1) * self.interval).min(self.check_mcu))
+    }
+
+    /// Begin the next segment if all MCUs of the present one are read.
+    fn end_segment(&mut self) -> Result<(), Refusal> {
+        if self.next_mcu == (self.segment + 1) * self.interval {
+            if self.reader.position().div_ceil(8) != self.segment_end {
+                return Err(Refusal::Data);
+            }
+            self.begin(self.segment + 1);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, segment: usize) {
+        let range = self.segments.range(segment);
+        self.reader = BitReader::at(8 * range.start, self.data);
+        (self.segment, self.segment_end) = (segment, range.end);
+        (self.next_mcu, self.predictors) = (segment * self.interval, [0; 3]);
+    }
+
+    /// Return the state before the next MCU.
+    fn state(&self) -> State {
+        State { position: self.reader.position(), predictors: self.predictors }
+    }
+
+    /// Refuse an index that has another state at the next MCU.
+    fn check_entry(&mut self) -> Result<(), Refusal> {
+        self.check_mcu = CHECKED;
+        let state = self.index.and_then(|cursor| cursor.state());
+        if state == Some(self.state()) { Ok(()) } else { Err(Refusal::Index) }
+    }
+
+    /// Go to the last MCU before `target` at which decoding can begin: that of an entry of the index, or that behind a
+    /// restart marker, where libjpeg also starts again. All markers are there in their order.
+    fn seek<K: Kernels>(&mut self, target: usize) -> Result<(), Refusal> {
+        let segment = target / self.interval;
+        let segment_mcu = segment * self.interval;
+        let segment_end = (segment_mcu + self.interval).min(self.mcus);
+        let indexed_mcu = self.index.map_or(0, |cursor| cursor.mcu_before(target, segment_end));
+        let mcu = indexed_mcu.max(segment_mcu);
+        if mcu > self.check_mcu {
+            self.check_last_entry::<K>()?;
+        }
+        if self.check_mcu != CHECKED || mcu < self.next_mcu || (mcu == self.next_mcu && segment == self.segment) {
+            return Ok(()); // read on
+        }
+        if mcu > segment_mcu {
+            return self.jump(mcu);
+        }
+        self.begin(segment);
+        Ok(())
+    }
+
+    /// Check the entry of the index at which the reading began, if that is still to be done: read on to the next one.
+    fn check_last_entry<K: Kernels>(&mut self) -> Result<(), Refusal> {
+        if self.check_mcu == CHECKED {
+            return Ok(());
+        }
+        self.pass::<K>(self.check_mcu)?;
+        self.check_entry()
+    }
+
+    /// Go to an MCU whose state the index has.
+    fn jump(&mut self, mcu: usize) -> Result<(), Refusal> {
+        let cursor = self.index.as_mut().ok_or(Refusal::Index)?;
+        cursor.go_to_mcu(mcu);
+        let state = cursor.state().ok_or(Refusal::Index)?;
+        let segment = mcu / self.interval;
+        let range = self.segments.range(segment);
+        if !(8 * range.start..=8 * range.end).contains(&state.position) {
+            return Err(Refusal::Index);
+        }
+        self.reader = BitReader::at(state.position, self.data);
+        (self.segment, self.segment_end) = (segment, range.end);
+        (self.next_mcu, self.predictors) = (mcu, state.predictors);
+        cursor.advance();
+        self.check_mcu = cursor.mcu();
+        Ok(())
+    }
+
+    /// Read the MCUs before `target`.
+    fn pass<K: Kernels>(&mut self, target: usize) -> Result<(), Refusal> {
+        while self.next_mcu < target {
+            let stop = self.begin_run(target.min(self.next_mcu + self.across))?;
+            K::pass_mcus(self, stop)?;
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Read the MCUs before `stop`, all of one segment.
     #[inline(always)]
-    fn decode_mcu<K: Kernels>(&mut self, planes: &mut [Plane; 3], column: usize, row: usize) -> Result<(), Refusal> {
-        self.enter_mcu()?;
+    pub fn pass_mcus(&mut self, stop: usize) -> Result<(), Refusal> {
         let (h, v) = self.luma_blocks;
-        for (component, plane) in planes.iter_mut().enumerate().take(self.components) {
-            let (h, v) = if component == 0 { (h, v) } else { (1, 1) };
-            let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
-            for y in 0..v {
-                let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
-                for x in 0..h {
-                    let at = begin + 8 * x;
-                    decode_block::<K>(&mut self.reader, codes, predictor, &mut plane.samples[at..], plane.stride)?;
+        while self.next_mcu < stop {
+            self.next_mcu += 1;
+            for _ in 0..h * v {
+                pass_block(self.data, &mut self.reader, &self.codes[0], &mut self.predictors[0])?;
+            }
+            for component in 1..self.components {
+                pass_block(self.data, &mut self.reader, &self.codes[component], &mut self.predictors[component])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decode the MCUs before `stop`, all of one segment, into the planes from a (column, row) of MCUs on.
+    #[inline(always)]
+    pub fn decode_mcus<K: Kernels>(
+        &mut self,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        let (mut column, row) = place;
+        while self.next_mcu < stop {
+            self.next_mcu += 1;
+            for (component, plane) in planes.iter_mut().enumerate().take(self.components) {
+                let (h, v) = if component == 0 { self.luma_blocks } else { (1, 1) };
+                let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
+                for y in 0..v {
+                    let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
+                    for x in 0..h {
+                        let samples = &mut plane.samples[begin + 8 * x..];
+                        decode_block::<K>(self.data, &mut self.reader, codes, predictor, samples, plane.stride)?;
+                    }
                 }
             }
+            column += 1;
         }
         Ok(())
     }
 }
 
-/// Read a block and write its samples.
-#[inline(always)]
-fn decode_block<K: Kernels>(
-    reader: &mut BitReader,
-    codes: &Codes,
-    predictor: &mut i32,
-    samples: &mut [u8],
-    stride: usize,
+/// Decode the MCUs of a region in a row and in that below it, in turn.
+fn decode_two_rows<K: Kernels>(
+    scans: (&mut Scan, &mut Scan),
+    region: &Region,
+    row: usize,
+    planes: &mut [Plane; 3],
 ) -> Result<(), Refusal> {
-    let mut block = Block([0; 64]);
-    let mut sum = 0;
-    let difference = read_block(reader, codes, |position, value| {
-        let coefficient = value * i32::from(codes.quant[position]);
-        sum += u64::from(coefficient.unsigned_abs());
-        block.0[usize::from(NATURAL[position] & 63)] = coefficient as i16;
-    })?;
-    *predictor = predictor.wrapping_add(difference);
-    let dc = i64::from(i16::try_from(*predictor).map_err(|_| Refusal::Data)?) * i64::from(codes.quant[0]);
-    block.0[0] = dc as i16;
-    if sum == 0 && dc.unsigned_abs() <= SAFE_SUM {
-        let value = [dc_sample(dc as i32); 8];
-        for row in samples.chunks_mut(stride).take(8) {
-            row[..8].copy_from_slice(&value);
-        }
-        return Ok(());
+    let (a, b) = scans;
+    a.begin_row::<K>(region, row)?;
+    b.begin_row::<K>(region, row + 1)?;
+    let width = region.columns.len();
+    let mut column = 0;
+    while column < width {
+        let stops = (a.begin_run(a.next_mcu + width - column)?, b.begin_run(b.next_mcu + width - column)?);
+        let count = (stops.0 - a.next_mcu).min(stops.1 - b.next_mcu);
+        K::decode_pairs((a, b), planes, (column, row - region.rows.start), count)?;
+        a.check()?;
+        b.check()?;
+        column += count;
     }
-    sum += dc.unsigned_abs();
-    if sum > SAFE_SUM {
-        if sum > LARGEST_SUM {
-            return Err(Refusal::Data);
-        }
-        return idct_checked(&block, samples, stride).ok_or(Refusal::Data);
-    }
-    K::idct(&block, samples, stride);
     Ok(())
 }
 
-/// Read a block of which nothing is needed.
+/// Decode `count` MCUs of two scans, into the planes from a (column, row) of MCUs on, the second's a row below.
 #[inline(always)]
-fn pass_block(reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
-    let difference = read_block(reader, codes, |_, _| ())?;
-    *predictor = predictor.wrapping_add(difference);
+pub fn decode_pairs<K: Kernels>(
+    scans: (&mut Scan, &mut Scan),
+    planes: &mut [Plane; 3],
+    place: (usize, usize),
+    count: usize,
+) -> Result<(), Refusal> {
+    let (a, b) = scans;
+    let (column, row) = place;
+    a.next_mcu += count;
+    b.next_mcu += count;
+    for column in column..column + count {
+        for (component, plane) in planes.iter_mut().enumerate().take(a.components) {
+            let (h, v) = if component == 0 { a.luma_blocks } else { (1, 1) };
+            let codes = &a.codes[component];
+            for y in 0..v {
+                let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
+                for x in 0..h {
+                    let predictors = (&mut a.predictors[component], &mut b.predictors[component]);
+                    let mut blocks = read_pair(a.data, (&mut a.reader, &mut b.reader), codes, predictors)?;
+                    let samples = &mut plane.samples[begin + 8 * x..];
+                    write_block::<K>(&mut blocks.0, codes, samples, plane.stride)?;
+                    write_block::<K>(&mut blocks.1, codes, &mut samples[8 * v * plane.stride..], plane.stride)?;
+                }
+            }
+        }
+    }
     Ok(())
 }
 
-/// Read a block: call `coefficient` with the position in zigzag order and the value of its AC coefficients, some of
-/// which are 0. Returns the difference of the DC value.
-#[inline(always)]
-fn read_block(reader: &mut BitReader, codes: &Codes, mut coefficient: impl FnMut(usize, i32)) -> Result<i32, Refusal> {
-    let mut bits = *reader; // in registers
-    bits.refill();
-    let difference = bits.symbol(codes.dc).ok_or(Refusal::Data)?.value;
-    let mut position = 0;
-    // One refill for two symbols; the DC symbol was the first.
-    let mut symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
-    loop {
-        position += symbol.advance;
-        if position >= 63 {
-            break;
-        }
-        coefficient(position, symbol.value);
-        bits.refill();
-        symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
-        position += symbol.advance;
-        if position >= 63 {
-            break;
-        }
-        coefficient(position, symbol.value);
-        symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+/// The hot loops, compiled for a processor with AVX2 and BMI.
+#[cfg(target_arch = "x86_64")]
+pub mod avx2 {
+    use super::{Plane, Refusal, Scan};
+    use crate::kernels::Avx2;
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+        scan.pass_mcus(stop)
     }
-    *reader = bits;
-    if position == 63 {
-        coefficient(63, symbol.value);
-    } else if symbol.advance != END_OF_BLOCK {
-        return Err(Refusal::Data); // libjpeg would write to the last position
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn decode_mcus(
+        scan: &mut Scan,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        scan.decode_mcus::<Avx2>(planes, place, stop)
     }
-    Ok(difference)
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        super::decode_pairs::<Avx2>(scans, planes, place, count)
+    }
 }

@@ -1,5 +1,7 @@
 //! Entropy-coded data without its stuffed bytes, cut at the restart markers.
 
+use std::ops::Range;
+
 use crate::refusal::Refusal;
 
 /// Data of a scan, kept between images so that it is allocated once.
@@ -37,9 +39,14 @@ impl Segments {
         self.ends.len()
     }
 
-    /// Return a segment with everything behind it, and its length in bytes.
-    pub fn get(&self, number: usize) -> (&[u8], usize) {
+    /// Return the data of all segments.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Return the place of a segment in the data.
+    pub fn range(&self, number: usize) -> Range<usize> {
         let begin = if number == 0 { 0 } else { self.ends[number - 1] };
-        (&self.bytes[begin..], self.ends[number] - begin)
+        begin..self.ends[number]
     }
 }

@@ -19,7 +19,7 @@ from podscale.telemetry.events import filter_replays
 from podscale.util.terminal import LineStream
 
 if TYPE_CHECKING:
-    from podscale.api.cluster_jobs import ClusterJobs
+    from podscale.api.cluster_jobs import ClusterJobs, PlannedJobs
     from podscale.kubernetes.jobs import JobEntry
 
 
@@ -51,7 +51,7 @@ class ClusterRun:
     """Run on a Kubernetes cluster, as `submit` and `attach` return it.
 
     Args:
-        jobs: jobs of the run, one for each stage.
+        jobs: jobs of the run, one for each stage that was submitted.
     """
 
     def __init__(self, jobs: "ClusterJobs") -> None:
@@ -64,7 +64,7 @@ class ClusterRun:
         return f"<run {self.id} in namespace {self.namespace}>"
 
     def wait(self, *, progress: bool | Callable[[str], None] = False, stop_on_signal: bool = False) -> "ClusterRun":
-        """Follow the jobs to their end, and submit each further stage when the one before it has ended.
+        """Follow the jobs to their end. After `submit`, submit each further stage when the one before it has ended.
 
         Args:
             progress: print the log of rank 0 and the states of the jobs; or a function that gets each line.
@@ -158,9 +158,9 @@ def submit(
     return ClusterRun(jobs)
 
 
-def prepare_submission(config: RunConfig, stages: Sequence[StageName], shard_set: str | None) -> "ClusterJobs":
+def prepare_submission(config: RunConfig, stages: Sequence[StageName], shard_set: str | None) -> "PlannedJobs":
     """Check that the cluster takes the jobs of some stages, and return them; nothing is created."""
-    from podscale.api.cluster_jobs import ClusterJobs
+    from podscale.api.cluster_jobs import PlannedJobs
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
     from podscale.kubernetes.cluster_policy import check_stages
@@ -170,11 +170,11 @@ def prepare_submission(config: RunConfig, stages: Sequence[StageName], shard_set
     api = connect_cluster(config.launch.cluster)
     check_stages(api, config, stages, shard_set)  # before the first of them runs
     check_before_submit(api, config, stages, shard_set)
-    return ClusterJobs(api, config.run.id, config, stages, shard_set)
+    return PlannedJobs(api, config, stages, shard_set)
 
 
 def attach(run: Document, *, namespace: str | None = None, context: str | None = None) -> ClusterRun:
-    """Return the handle of a run that was submitted before.
+    """Return the handle of a run that was submitted before. It submits nothing.
 
     Args:
         run: id of the run, or its document: a path, the name of a preset, or a loaded document.

@@ -25,7 +25,7 @@ from podscale.kubernetes.run_stage import (
     submit_stage,
 )
 from podscale.kubernetes.submit import Submission, dry_run_job
-from podscale.runs.stage_outcomes import STAGES, StageName
+from podscale.runs.stage_outcomes import StageName
 from podscale.util.formatting import printable
 
 STATE_CHECK_SECONDS = 1.0
@@ -34,55 +34,30 @@ Notify = Callable[[str], None]
 
 
 class ClusterJobs:
-    """Jobs of a run, one for each stage.
+    """Jobs of a run on the cluster, one for each stage that was submitted.
 
     Args:
         api: client of the cluster and namespace.
         run: id of the run.
         config: run document; None for a run that is known by its id alone.
-        stages: stages that `wait` runs in turn.
-        shard_set: location of the shards; None: that of the document.
     """
 
-    def __init__(
-        self,
-        api: ClusterClient,
-        run: str,
-        config: RunConfig | None = None,
-        stages: Sequence[StageName] = STAGES,
-        shard_set: str | None = None,
-    ) -> None:
+    def __init__(self, api: ClusterClient, run: str, config: RunConfig | None = None) -> None:
         self.api, self.run, self.config = api, run, config
-        self._stages, self._shard_set = tuple(stages), shard_set
-
-    def dry_run(self) -> Iterator[str]:
-        """Let the API server check the job of each stage, and yield its title; create nothing."""
-        assert self.config is not None
-        for stage in self._stages:
-            manifests = build_manifests(self.api, self.config, stage, self._shard_set)
-            dry_run_job(self.api, manifests)
-            yield title_of(manifests.job)
-
-    def submit_first(self, out: TextIO) -> None:
-        """Submit the first stage, or adopt its job, without waiting; the result goes to `out`."""
-        assert self.config is not None
-        submit_stage(self.api, self.config, self._stages[0], self._shard_set, LinePrinter(out))
 
     def wait(self, out: TextIO, *, stop_on_signal: bool = False) -> None:
-        """Follow the jobs to their end, and submit each further stage. Raises the error of the one that failed."""
-        if self.config is None:
-            if not (entries := self.entries()):
-                raise InputError(f"no job in namespace {self.api.namespace}", field=f"run {self.run}")
-            results = (self._wait_for(entry, LinePrinter(out), stop_on_signal) for entry in entries)
-        else:
-            results = (self._run_stage(self.config, stage, out, stop_on_signal) for stage in self._stages)
-        for result in results:
+        """Follow the jobs to their end, oldest first. Raises the error of the one that failed."""
+        for result in self._results(out, stop_on_signal):
             if not result.is_done:
                 message = f"{result.stage} of run {self.run} failed (exit code {result.exit_code}): {result.error}"
                 raise error_from_exit_code(result.exit_code, message)
 
-    def _run_stage(self, config: RunConfig, stage: StageName, out: TextIO, stop_on_signal: bool) -> JobResult:
-        return run_stage(config, stage, self._shard_set, out=out, stop_on_signal=stop_on_signal)
+    def _results(self, out: TextIO, stop_on_signal: bool) -> Iterator[JobResult]:
+        """Yield the result of each job when it has ended."""
+        if not (entries := self.entries()):
+            raise InputError(f"no job in namespace {self.api.namespace}", field=f"run {self.run}")
+        for entry in entries:
+            yield self._wait_for(entry, LinePrinter(out), stop_on_signal)
 
     def _wait_for(self, entry: JobEntry, printer: LinePrinter, stop_on_signal: bool) -> JobResult:
         stage = cast(JobStage, entry.stage)
@@ -142,3 +117,36 @@ class ClusterJobs:
     def wait_until_gone(self, job: KubernetesObject) -> None:
         """Return when the job and its pods are gone."""
         wait_until_gone(self.api, job)
+
+
+class PlannedJobs(ClusterJobs):
+    """Jobs of some stages of a document, each submitted when the one before it has ended.
+
+    Args:
+        api: client of the cluster and namespace.
+        config: run document.
+        stages: stages in order.
+        shard_set: location of the shards; None: that of the document.
+    """
+
+    def __init__(
+        self, api: ClusterClient, config: RunConfig, stages: Sequence[StageName], shard_set: str | None
+    ) -> None:
+        super().__init__(api, config.run.id, config)
+        self._document, self._stages, self._shard_set = config, tuple(stages), shard_set
+
+    def dry_run(self) -> Iterator[str]:
+        """Let the API server check the job of each stage, and yield its title; create nothing."""
+        for stage in self._stages:
+            manifests = build_manifests(self.api, self._document, stage, self._shard_set)
+            dry_run_job(self.api, manifests)
+            yield title_of(manifests.job)
+
+    def submit_first(self, out: TextIO) -> None:
+        """Submit the first stage, or adopt its job, without waiting; the result goes to `out`."""
+        submit_stage(self.api, self._document, self._stages[0], self._shard_set, LinePrinter(out))
+
+    def _results(self, out: TextIO, stop_on_signal: bool) -> Iterator[JobResult]:
+        """Submit or adopt the job of each stage in turn, and yield its result when it has ended."""
+        for stage in self._stages:
+            yield run_stage(self._document, stage, self._shard_set, out=out, stop_on_signal=stop_on_signal)

@@ -39,9 +39,8 @@ def load(document: Document | None = None, **overrides: Any) -> RunConfig:
 
 def load_document(document: Document | None, changes: Overrides = (), defaults: Defaults | None = None) -> RunConfig:
     """Load a run document over `defaults`, with changes as `a.b=c` texts or as values."""
-    document = document.config if isinstance(document, Run) else document
-    if isinstance(document, RunConfig) and not changes and defaults is None:
-        return document
+    if isinstance(document, RunConfig | Run) and not changes and defaults is None:
+        return document if isinstance(document, RunConfig) else document.config
     if is_in_environment(document):
         return loads(os.environ[env.RUN_DOCUMENT], env.RUN_DOCUMENT, changes, defaults)
     source = _source_of(document)

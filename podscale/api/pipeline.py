@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from podscale.api.documents import Document, load
 from podscale.api.launch_display import LaunchDisplay, RecordForwarder
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from podscale.pipelines.stage_runners import StageRunner
 
 RunnerName = Literal["process", "docker"]
-RUNNERS = ("process", "docker")
+RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
 """Names of the runners of stages: processes of this machine, or containers of `launch.image`."""
 
 _pipeline_lock = threading.Lock()

@@ -1,13 +1,12 @@
 """Predictions of a trained model for images: `predict`."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from podscale.api.results import Run
-from podscale.util.progress_reports import ProgressUpdate, ignore_progress
-from podscale.util.terminal import ProgressLine
+from podscale.util.progress_reports import ProgressUpdate
+from podscale.util.terminal import progress_callback
 
 if TYPE_CHECKING:
     from podscale.prediction.predictor import Prediction
@@ -54,5 +53,4 @@ def predict(
     options = PredictOptions(
         top=top, batch=batch, limit=limit, processes=processes, convert=convert, calibrate=calibrate
     )
-    callback = progress if callable(progress) else ProgressLine(sys.stderr) if progress else ignore_progress
-    return predict_all(directory, [fspath(name) for name in names], options, progress=callback)
+    return predict_all(directory, [fspath(name) for name in names], options, progress=progress_callback(progress))

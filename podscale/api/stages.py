@@ -1,6 +1,5 @@
 """Stages of a run in this process: `shard`, `train`, `evaluate` and `write_report`."""
 
-import sys
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -16,7 +15,7 @@ from podscale.runs import dataset_directory, stage_outcomes
 from podscale.stages import local
 from podscale.stages.local import ShardResult
 from podscale.util.progress_reports import ProgressCallback, ProgressUpdate
-from podscale.util.terminal import LineStream, ProgressLine
+from podscale.util.terminal import LineStream, progress_callback
 
 if TYPE_CHECKING:
     from podscale.evaluation.evaluation_json import Evaluation
@@ -52,7 +51,7 @@ def shard(
         InputError: The images or the workspace are unusable.
     """
     config = load(document, **overrides)
-    callback, messages = _shown_progress(progress), None if progress is True else LineStream()
+    callback, messages = progress_callback(progress), None if progress is True else LineStream()
     result = shard_part(config, WHOLE_SHARD_SET, workers=workers, verify=verify, progress=callback, messages=messages)
     if result is None:
         raise PodscaleError(
@@ -188,12 +187,6 @@ def _location_of(shard_set: ShardSetName | None) -> str | None:
     if shard_set is None:
         return None
     return shard_set.location if isinstance(shard_set, ShardResult) else fspath(shard_set)
-
-
-def _shown_progress(progress: bool | ProgressCallback) -> ProgressCallback | None:
-    if callable(progress):
-        return progress
-    return ProgressLine(sys.stderr) if progress else None
 
 
 def _stage_output(config: RunConfig, progress: bool | MetricsCallback) -> "StageOutput":

@@ -16,14 +16,13 @@ from podscale.errors import InputError
 
 CLASSES = (
     ("collectives", r"nccl"),
-    ("fused convolution and batch norm", r"^_?podscale_\w+|^_(conv|grad)_\w*kernel"),
     ("optimizer", r"^_(norms|momentum)_kernel|multi_tensor_apply"),
     ("compiled reductions", r"^triton_(red|per)_"),
     ("compiled element-wise", r"^triton_(poi|tem|for)_"),
-    ("layout changes of cuDNN", r"nhwcToNchw|nchwToNhwc|nhwcAddPadding|tensorTransform|SplitK|splitKreduce"),
-    ("batch norm", r"batch_norm|batchnorm|bn_(fw|bw)"),
+    ("layout changes of cuDNN", r"nhwcToNchw|nchwToNhwc|nhwcAddPadding|tensorTransform"),
     ("pooling", r"pool"),
-    ("convolutions and matrix products", r"gemm|conv|cutlass|xmma|nvjet|wgrad|dgrad|implicit|sm\d+_"),
+    ("batch norm", r"batch_?norm|bn_(fw|bw)|^_\w*(moments|normalise|gradient_sums|input_gradient)_kernel"),
+    ("convolutions and matrix products", r"gemm|conv|cutlass|xmma|nvjet|wgrad|dgrad|implicit|splitk|sm\d+_"),
     ("copies", r"memcpy|memset|copy|CatArray"),
     ("element-wise and reductions", r"elementwise|reduce|softmax|loss|fill"),
 )

@@ -22,9 +22,13 @@ from podscale.util import host_info
 from podscale.util.files import write_json
 from podscale.util.locations import Location
 
-BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 MOST_PROFILED_STEPS = 4
 """Steps that a profile may add."""
+BENCHMARK_MODULES = {
+    "pytorch": "podscale.pytorch.throughput_benchmark",
+    "jax": "podscale.jax.throughput_benchmark",
+}
+"""Module that measures a variant, by engine."""
 SYNTHETIC_BATCHES = 4
 """Batches in the synthetic training split; few keep its index small."""
 MIN_SECONDS_LEFT = 10.0
@@ -179,7 +183,8 @@ def _measure(
         job, result, log = (folder / file for file in ("job.json", "result.json", "log.txt"))
         write_json(job, _benchmark_job(config, settings, settings.shard_set if variant.real_images else None, folder))
         arguments, threads = [str(job), str(result)], config.launch.threads or 0
-        codes = run_workers(BENCHMARK_MODULE, arguments, config.launch.processes, limit, threads=threads, log=log)
+        module = BENCHMARK_MODULES[config.train.engine]
+        codes = run_workers(module, arguments, config.launch.processes, limit, threads=threads, log=log)
         if result.exists() and codes == [0] * len(codes):  # a rank may fail after rank 0 has written it
             row.found = json.loads(result.read_text())
         elif None in codes and not any(codes):

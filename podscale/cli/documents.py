@@ -242,13 +242,7 @@ def render_server(config: "RunConfig", backend: str | None, options: ServerOptio
     if backend is not None and backend not in renderers:
         hint = f"Choose one of {', '.join(renderers)}."
         raise InputError("cannot serve", field="--backend", got=backend, hint=hint)
-    named = ServingOptions(
-        model=options.model,
-        replicas=options.replicas,
-        max_replicas=options.max_replicas,
-        runtime=options.serving_runtime,
-    )
-    return renderers[backend or "deployment"](build_serving_spec(config, named))
+    return renderers[backend or "deployment"](build_serving_spec(config, ServingOptions(**vars(options))))
 
 
 def likely_backend(config: "RunConfig", spec: "JobSpec") -> str:

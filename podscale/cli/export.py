@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from podscale.cli.options import PlainSoftmax
+
 app = typer.Typer()
 
 
@@ -47,9 +49,7 @@ def export(
     ] = [],
     limit: Annotated[int, typer.Option(help="Most images of the check.", min=1)] = 1000,
     calibration: Annotated[int, typer.Option(help="Most images of int8's calibration.", min=1)] = 64,
-    plain: Annotated[
-        bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
-    ] = False,
+    plain: PlainSoftmax = False,
 ) -> None:
     """Export a trained model to one file, checked against PyTorch before it takes its name."""
     from podscale.export.export_model import ExportOptions, export_model

@@ -26,7 +26,6 @@ from podscale.util.terminal import paint, terminal_width
 
 if TYPE_CHECKING:
     from podscale.api.cluster_jobs import ClusterJobs
-    from podscale.kubernetes.client import ClusterClient
     from podscale.kubernetes.jobs import JobEntry
 
 app = typer.Typer()
@@ -89,7 +88,7 @@ def submit(
 @expand_option_groups
 def status(run: RunOrId, stage: Stage = None, *, cluster: ClusterOptions, as_json: Json = False) -> None:
     """Print the state of a run's jobs on the cluster, and the reason if they wait."""
-    found = _find_jobs(run, cluster)
+    found = find_jobs(run, cluster)
     jobs = found.entries(stage)
     if as_json:
         print(json.dumps([entry.to_json() for entry in jobs], indent=2))
@@ -114,7 +113,7 @@ def logs(
     from podscale.kubernetes.run_stage import LinePrinter
 
     output, messages = LinePrinter(sys.stdout), LinePrinter(sys.stderr)
-    for line in _find_jobs(run, cluster).log_lines(stage, follow=follow, pod=pod, notify=messages.notify):
+    for line in find_jobs(run, cluster).log_lines(stage, follow=follow, pod=pod, notify=messages.notify):
         output.line(line)
 
 
@@ -134,7 +133,7 @@ def stop(
     from podscale.kubernetes.jobs import is_resubmitted
     from podscale.kubernetes.resources import title_of
 
-    found = _find_jobs(run, cluster)
+    found = find_jobs(run, cluster)
     stopped = found.delete(stage, include_finished=remove)
     if not stopped:
         print(f"no running job of run {found.run} in namespace {found.api.namespace}")
@@ -169,13 +168,8 @@ def list_all_jobs(*, cluster: ClusterOptions, as_json: Json = False) -> None:
         print(f"no jobs of Podscale in namespace {api.namespace} ({api.target.origin})")
 
 
-def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[JobEntry]]":
-    """Return the API of a run's cluster, and the run's jobs; `run` is a path, a preset or an id."""
-    found = _find_jobs(run, cluster)
-    return found.api, found.entries()
-
-
-def _find_jobs(run: str, cluster: ClusterOptions) -> "ClusterJobs":
+def find_jobs(run: str, cluster: ClusterOptions) -> "ClusterJobs":
+    """Return the jobs of a run by its path, preset or id."""
     from podscale.api import cluster as api
 
     return api.find_jobs(run, cluster.namespace, cluster.context)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podscale.cli import gpu_doctor
 from podscale.util import env, host_info
 from podscale.util.formatting import format_bytes
 from podscale.util.terminal import CheckResult, CheckStatus
@@ -182,7 +183,7 @@ def _check_native_extension() -> CheckResult:
         return CheckResult(subject, "note", found, advice)
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"
-        return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt")
+        return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt, or any from 11 to 13")
     if not native.has_avx2():
         return CheckResult(subject, "note", "slower: this processor has no AVX2", "none: the pixels are the same")
     return CheckResult(subject, "ok", "with AVX2")
@@ -202,6 +203,7 @@ def _check_engine() -> Iterator[CheckResult]:
         yield _check("CUDA", probe.gpus, found, "install a PyTorch build for your driver")
         yield from _check_driver(probe)
         yield from _check_triton()
+        yield from gpu_doctor.check_gpus(has_torch=bool(probe.gpus))
     yield _check("gloo", probe.gloo, "between CPU processes", "install another build of PyTorch")
     if gpus:
         yield _check("NCCL", probe.nccl, probe.nccl or "needed between GPUs", "install PyTorch with CUDA")

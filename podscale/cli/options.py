@@ -56,6 +56,12 @@ _from_defaults = typer.Option(
 Defaults = Annotated[str | None, _from_defaults]
 ClusterDefaults = Annotated[str, _from_defaults]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Convert = Annotated[
+    bool, typer.Option("--convert", help="Convert images of other formats and depths, as data.policy=convert.")
+]
+PlainSoftmax = Annotated[
+    bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
+]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Short for launch.cluster.namespace.")]
 Context = Annotated[str | None, typer.Option(help="Short for launch.cluster.context (of the kubeconfig).")]
 ClientCertificate = Annotated[

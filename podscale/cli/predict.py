@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podscale.cli.options import Convert, PlainSoftmax
 from podscale.errors import ExitCode, InputError
 from podscale.util.formatting import format_count
 from podscale.util.progress_reports import ignore_progress
@@ -47,12 +48,8 @@ def predict(
     processes: Annotated[
         int | None, typer.Option(help="Processes that share the images; default: one for each GPU, or one.", min=1)
     ] = None,
-    convert: Annotated[
-        bool, typer.Option("--convert", help="Convert images of other formats and depths, as data.policy=convert.")
-    ] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
-    ] = False,
+    convert: Convert = False,
+    plain: PlainSoftmax = False,
     part: Annotated[
         str | None,
         typer.Option(

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from podscale.cli.options import Convert, PlainSoftmax
 from podscale.errors import InputError
 
 app = typer.Typer()
@@ -26,12 +27,8 @@ def serve(
     max_wait_ms: Annotated[float, typer.Option(help="Time for which a batch waits for more images.")] = 2.0,
     queue: Annotated[int, typer.Option(help="Images that may wait in one process; more get 503.")] = 256,
     top: Annotated[int, typer.Option(help="Classes of each image, unless a request has ?top=.")] = 5,
-    convert: Annotated[
-        bool, typer.Option("--convert", help="Convert images of other formats and depths, as data.policy=convert.")
-    ] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain-softmax", help="Leave the probabilities uncalibrated (temperature 1).")
-    ] = False,
+    convert: Convert = False,
+    plain: PlainSoftmax = False,
     max_request_mib: Annotated[int, typer.Option(help="Largest body of a request, MiB.")] = 64,
     request_seconds: Annotated[
         float, typer.Option(help="Time for the headers of a request to arrive, and for its body, seconds.")
@@ -63,12 +60,11 @@ def serve(
         queue=queue,
         top=top,
         convert=convert,
-        calibrate=not plain,
         max_request_mib=max_request_mib,
         request_seconds=request_seconds,
         max_connections=max_connections,
         drain_seconds=drain_seconds,
         grace_seconds=grace_seconds,
     )
-    with opened_model(model, calibrate=options.calibrate) as opened:
+    with opened_model(model, calibrate=not plain) as opened:
         return serve_until_stopped(opened, options)

@@ -40,6 +40,10 @@ def shard(
             "--contact-sheet", metavar="FOLDER", help="With --inspect: write a picture of each split's images."
         ),
     ] = None,
+    decode_index: Annotated[
+        bool,
+        typer.Option("--decode-index", help="Also write the missing decode indexes of a set that was complete before."),
+    ] = False,
     dedup: Annotated[str | None, typer.Option(help="Short for --set data.dedup=...")] = None,
     resize_short: Annotated[int | None, typer.Option(help="Short for --set data.resize_short=...")] = None,
     quality: Annotated[int | None, typer.Option(help="Short for --set data.quality=...")] = None,
@@ -68,6 +72,8 @@ def shard(
             print(f"part {index} of {of} is done; the last part to finish completes the set")
             return
         _print_shard_set(result)
+        if decode_index:
+            _index_shards(config, result, workers or config.launch.shard_workers)
 
 
 @app.command()
@@ -178,6 +184,20 @@ def _print_shard_set(result: "ShardResult") -> None:
     if rejects:
         print(f"{format_count(rejects, 'unusable image')}, listed in {result.location}/rejects.jsonl")
     print(f"{result.location}{' (was complete before)' if result.reused else ''}")
+
+
+def _index_shards(config: "RunConfig", result: "ShardResult", workers: int) -> None:
+    """Write the missing decode indexes of a set, and print their size."""
+    from podscale.data.sharding.index_shards import index_shards
+    from podscale.runs import local_path
+
+    if config.data.decode_index is None:
+        raise InputError("the document wants no decode index", field="data.decode_index", hint="Set it to 8.")
+    progress = ProgressLine(sys.stderr)
+    indexed = index_shards(local_path(result.location), config.data.decode_index, workers=workers, progress=progress)
+    progress.clear()
+    size = f"{format_bytes(indexed.index_bytes)}, {indexed.index_bytes / indexed.shard_bytes:.1%} of the shards"
+    print(f"decode index: {size}; written for {indexed.written} of {format_count(indexed.shards, 'shard')}")
 
 
 def _inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:

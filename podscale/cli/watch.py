@@ -80,7 +80,8 @@ def _find_job(run: str, cluster: ClusterOptions, stage: str, *, follow: bool) ->
     from podscale.monitoring.watch.sources import JobSource
 
     try:
-        api, jobs = find_jobs(run, cluster)
+        found = find_jobs(run, cluster)
+        jobs = found.entries()
     except InputError as error:
         reason = format_error(error.problem, field=error.field, got=error.got)
         problem = f"no directory {RUNS_DIRECTORY / run} here, and no answer from a cluster: {reason}"
@@ -89,11 +90,11 @@ def _find_job(run: str, cluster: ClusterOptions, stage: str, *, follow: bool) ->
     if not jobs_of_stage:
         others = ", ".join(entry.stage for entry in jobs) or "none"
         raise InputError(
-            f"no directory {RUNS_DIRECTORY / run} here, and no job of stage {stage} in namespace {api.namespace}",
+            f"no directory {RUNS_DIRECTORY / run} here, and no job of stage {stage} in namespace {found.api.namespace}",
             field=f"run {run}",
             hint=f"Jobs there: {others}",
         )
-    return JobSource(api, jobs_of_stage[-1], follow=follow)
+    return JobSource(found.api, jobs_of_stage[-1], follow=follow)
 
 
 def _check_run_directory(path: Path) -> "RunDirectory":

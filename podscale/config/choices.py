@@ -1,11 +1,11 @@
 """Values of an option that takes one of several names, or a plug-in."""
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from podscale.config.fields import conflict_error
-from podscale.util.plugins import CALLABLE_PATTERN, NAME_PATTERN
+from podscale.util.formatting import suggest_similar
+from podscale.util.plugins import CALLABLE_PATTERN, NAME_PATTERN, is_from_elsewhere
 
 PLUGINS = f"^{NAME_PATTERN}$"
 """Regular expression of an option that takes plug-ins."""
@@ -23,14 +23,13 @@ def check_choice(key: str, value: str, names: Sequence[str], pattern: str = PLUG
     if value in names or re.fullmatch(pattern, value):
         return
     forms = "plugin:NAME" if pattern == PLUGINS else "plugin:NAME, or python:MODULE:CALLABLE"
-    similar = difflib.get_close_matches(value, names, 1, 0.6)
-    hint = f"Did you mean {similar[0]}?" if similar else f"Choose one of {', '.join(names)}, {forms}."
+    hint = suggest_similar(value, names) or f"Choose one of {', '.join(names)}, {forms}."
     raise conflict_error(key, "unknown", got=value, hint=hint)
 
 
 def check_plugin_options(value: str, options: object) -> None:
     """Raise a conflict error if options of a plug-in are set without one."""
-    if options and not re.fullmatch(PLUGINS_AND_CALLABLES, value):
+    if options and not is_from_elsewhere(value):
         raise conflict_error(
             "options", f"only for a plug-in or your own code, not for {value}", got=options, hint="Leave it out."
         )

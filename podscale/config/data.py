@@ -107,6 +107,13 @@ class DataSection(Section):
     )
     resize_short: int | None = result_field(None, "Re-encode images to this short side, pixels; never enlarges.", ge=8)
     quality: int = result_field(90, "JPEG quality of re-encoded images.", ge=1, le=100)
+    decode_index: int | None = placement_field(
+        8,
+        "MCUs between two entries of the decode index, with which the loader native decodes crops faster; more for an "
+        "image whose index would have more than 3 % of the image's bytes. It changes no pixels. null: none.",
+        ge=1,
+        le=4096,
+    )
     max_pixels: int = result_field(40_000_000, "Images of more pixels are unusable (decompression bombs).", ge=1)
     max_bytes: int = result_field(64 * 2**20, "Image files of more bytes are unusable.", ge=1)
 

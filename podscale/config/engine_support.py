@@ -64,6 +64,7 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
     options = {
         "train.cuda_graph": (train.cuda_graph, "compiles every step into one program anyway", "false"),
         "train.compile": (train.compile != "off", "compiles every step anyway", "off"),
+        "train.fused_kernels": (train.fused_kernels != "off", "leaves fusing to XLA", "off"),
         "train.channels_last": (not train.channels_last, "computes only in NHWC", "true"),
         "train.deterministic": (train.deterministic, "has no switch for it", "false"),
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),

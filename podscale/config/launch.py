@@ -289,8 +289,9 @@ class LaunchSection(Section):
     )
     code: str | None = placement_field(
         None,
-        "Folder or package of your own code that travels with the run, for models by `python:MODULE:CALLABLE`: on the "
-        "import path of every stage, also in pods and in predictions (docs/how-to/own-code.md).",
+        "Folder or package of your own code that travels with the run, for models, optimizers and augmentations named "
+        "`python:MODULE:CALLABLE`: on the import path of every stage, also in pods and in predictions "
+        "(docs/how-to/own-code.md).",
     )
     code_bundle: str | None = placement_field(
         None, "That code as text, in the documents of pods; `podscale render`, `submit` and `compile` write it."

@@ -1,8 +1,10 @@
-"""Names of models in a run document: our catalogue, and models of torchvision, timm or a user's module."""
+"""Names of models in a run document: our catalogue, torchvision's, timm's, plug-ins, and the user's own code."""
 
 import difflib
 import re
 from typing import NamedTuple
+
+from podscale.util.plugins import CALLABLE_PATTERN, NAME_PATTERN
 
 CATALOGUE_NAMES = (
     "resnet18",
@@ -22,8 +24,7 @@ CATALOGUE_NAMES = (
 """Names of Podscale's own networks (docs/reference/models.md)."""
 LIBRARIES = ("torchvision", "timm", "python", "plugin")
 """Prefixes of models from elsewhere."""
-EXTERNAL_PATTERN = r"^(torchvision:[A-Za-z0-9_]+|timm:[A-Za-z0-9_.\-]+|python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
-EXTERNAL_PATTERN += r"|plugin:[A-Za-z0-9][A-Za-z0-9_.\-]*)$"
+EXTERNAL_PATTERN = rf"^(torchvision:[A-Za-z0-9_]+|timm:[A-Za-z0-9_.\-]+|{CALLABLE_PATTERN}|{NAME_PATTERN})$"
 EXTERNAL_FORMS = "torchvision:NAME, timm:NAME, python:MODULE:CALLABLE or plugin:NAME"
 
 

@@ -7,38 +7,29 @@ from typing import Any, NamedTuple
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util.code_archive import pack_code
-from podscale.util.plugins import find_plugin, plugin_name
-
-GROUPS = {
-    "model.name": "podscale.models",
-    "data.format": "podscale.sources",
-    "train.optimizer.name": "podscale.optimizers",
-    "input.augment.policy": "podscale.augmentations",
-}
-"""Groups of entry points, by the option that names one."""
+from podscale.util.plugins import GROUPS, find_plugin, plugin_name
 
 
 class NamedPlugin(NamedTuple):
-    """Plug-in that a document names: its option, the group of entry points and the entry point."""
+    """Plug-in that an option of a document names."""
 
     option: str
-    group: str
     name: str
 
     @property
     def key(self) -> str:
         """Key in run.plugins."""
-        return f"{self.group}:{self.name}"
+        return f"{GROUPS[self.option]}:{self.name}"
 
 
 def named_plugins(config: RunConfig) -> Iterator[NamedPlugin]:
     """Yield the plug-ins that a document names."""
-    for option, group in GROUPS.items():
+    for option in GROUPS:
         value: Any = config
         for part in option.split("."):
             value = getattr(value, part)
         if (name := plugin_name(value)) is not None:
-            yield NamedPlugin(option, group, name)
+            yield NamedPlugin(option, name)
 
 
 def record_plugins(config: RunConfig) -> RunConfig:
@@ -48,7 +39,7 @@ def record_plugins(config: RunConfig) -> RunConfig:
     """
     recorded = dict(config.run.plugins)
     plugins = {
-        named.key: recorded.get(named.key) or str(find_plugin(named.group, named.name, named.option))
+        named.key: recorded.get(named.key) or str(find_plugin(named.option, named.name))
         for named in named_plugins(config)
     }
     if plugins == recorded:
@@ -73,7 +64,7 @@ def plugin_problems(config: RunConfig) -> Iterator[InputError]:
     """Yield an error for each plug-in that is not installed here, or in another version than the run's."""
     for named in named_plugins(config):
         try:
-            found = find_plugin(named.group, named.name, named.option)
+            found = find_plugin(named.option, named.name)
         except InputError as error:
             yield error
             continue

@@ -154,12 +154,11 @@ def _build_plugin(section: AugmentSection) -> PluginAugmentation | None:
     """Build the augmentation of a plug-in; None for another policy."""
     if not is_from_elsewhere(section.policy):
         return None
-    field = "input.augment.policy"
-    plugin = find_factory("podscale.augmentations", section.policy, field)
-    built = call_plugin(plugin, field, options=section.options, options_field="input.augment.options")
+    plugin = find_factory("input.augment.policy", section.policy)
+    built = call_plugin(plugin, options=section.options, options_field="input.augment.options")
     if not (callable(built) and isinstance(getattr(built, "draws", None), int)):
         problem = f"{plugin} returns {type(built).__name__}, which is not callable or has no number `draws`"
-        raise InputError(problem, field=field, got=section.policy)
+        raise InputError(problem, field=plugin.option, got=section.policy)
     augmentation: PluginAugmentation = built
     return augmentation
 
@@ -173,7 +172,7 @@ class Augmentation:
         self._mean: Rgb = (red, green, blue)
         self._plugin = _build_plugin(section)
         layers = {"trivial_augment": 1, "rand_augment": section.rand_augment.layers}.get(section.policy, 0)
-        self._layers, self._plugin_draws = layers, self._plugin.draws if self._plugin is not None else 0
+        self._policy_draws = layers * len(OperationDraws._fields) if self._plugin is None else self._plugin.draws
 
     def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> RandomDraws:
         """Return numbers in [0, 1) for n images, float64 [n, draws per image], from their `epochs` and `keys` [n]."""
@@ -183,27 +182,23 @@ class Augmentation:
 
     def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
         """Return the augmented image, uint8 [height, width, 3]; `draws` is one row of the method `draws`."""
-        change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
-        end = self._policy_draws
-        if self._plugin is not None:
-            image = self._apply_plugin(image, draws[:end])
-        for layer in draws[: end - self._plugin_draws].reshape(-1, len(OperationDraws._fields)).tolist():
-            image = change(image, OperationDraws(*layer))
-        pixels = np.asarray(image)
-        rectangle = _erased_rectangle(image.height, image.width, self._section.erase, draws[end:])
+        pixels = np.asarray(self._apply_policy(image, draws[: self._policy_draws]))
+        rectangle = _erased_rectangle(image.height, image.width, self._section.erase, draws[self._policy_draws :])
         if rectangle is not None:
             pixels = pixels.copy()
             pixels[rectangle] = self._mean
         return pixels
 
-    @property
-    def _policy_draws(self) -> int:
-        """Draws of the policy, before those of the erased rectangle."""
-        return self._layers * len(OperationDraws._fields) + self._plugin_draws
+    def _apply_policy(self, image: Image.Image, draws: RandomDraws) -> Image.Image:
+        if self._plugin is not None:
+            return self._apply_plugin(self._plugin, image, draws)
+        change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
+        for layer in draws.reshape(-1, len(OperationDraws._fields)).tolist():
+            image = change(image, OperationDraws(*layer))
+        return image
 
-    def _apply_plugin(self, image: Image.Image, draws: RandomDraws) -> Image.Image:
-        assert self._plugin is not None
-        changed = self._plugin(image, draws)
+    def _apply_plugin(self, plugin: PluginAugmentation, image: Image.Image, draws: RandomDraws) -> Image.Image:
+        changed = plugin(image, draws)
         if not isinstance(changed, Image.Image) or (changed.size, changed.mode) != (image.size, "RGB"):
             problem = f"returns {changed!r} for an RGB image of {image.width}x{image.height} pixels"
             raise InputError(problem, field="input.augment.policy", got=self._section.policy)

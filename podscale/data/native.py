@@ -1,4 +1,4 @@
-"""Crops of JPEGs by the native extension (native/), with the pixels of Pillow to the bit.
+"""Crops of JPEGs by the native extension (native/), with the pixels of the installed Pillow to the bit.
 
 The extension decodes sequential JPEGs in gray and in YCbCr 4:4:4, 4:2:2 and 4:2:0. It refuses all others, and damaged
 ones; the reference path (`podscale.data.decode`) decodes those. Its absence costs time and never changes pixels.
@@ -9,7 +9,7 @@ import io
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from PIL import Image
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
+from podscale.data.decode_index import NO_INDEX, ImageIndex
 
 log = logging.getLogger("podscale.data")
 
@@ -28,24 +29,38 @@ try:
 except ImportError:  # built without cargo, or for another machine
     _native = None
 
-REASONS = {1: "format", 2: "size", 3: "data"}
+REASONS = {1: "format", 2: "size", 3: "data", 4: "index"}
 """Reason of a refusal by its number in the extension: `format` is another kind of image or an unusual header, `size`
-another size than the index has, `data` damaged or unusual entropy-coded data."""
+another size than the index has, `data` damaged or unusual entropy-coded data, `index` a decode index that is damaged or
+not the image's."""
 
 
 def is_installed() -> bool:
-    """Return whether the extension is installed."""
+    """Return True if the extension is installed."""
     return _native is not None
 
 
 def is_available() -> bool:
-    """Return whether the extension is installed, and the installed Pillow has its pixels."""
-    return is_installed() and _has_pillows_pixels(_native)
+    """Return True if the extension is installed, and the installed Pillow has its pixels."""
+    return is_installed() and pillow_order() is not None
+
+
+PassOrder = Literal["rows first", "fewest values first"]
+"""Order in which Pillow resizes: before version 13 rows first, but for rectangles more than 100 times as high as wide;
+since then columns first if that saves more."""
+ORDERS: tuple[PassOrder, ...] = ("fewest values first", "rows first")
 
 
 @cache
-def _has_pillows_pixels(extension: Any) -> bool:
-    """Compare a few crops with those of the installed libraries: another version of Pillow may resize differently."""
+def pillow_order() -> PassOrder | None:
+    """Return the order of the installed Pillow, found by a few crops; None and a warning if it has other pixels."""
+    order = next((order for order in ORDERS if _has_pillows_pixels(order)), None)
+    if order is None:
+        log.warning("the native decoder is not used: the installed Pillow %s has other pixels", PIL.__version__)
+    return order
+
+
+def _has_pillows_pixels(order: PassOrder) -> bool:
     noise = np.random.default_rng(0).integers(0, 256, (61, 50, 3)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "JPEG", quality=90, subsampling=2)
@@ -54,18 +69,27 @@ def _has_pillows_pixels(extension: Any) -> bool:
     crops = [CropParams(0, 0, *shape, 16, 16, 0, 0, False) for shape in shapes]
     columns = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
     height, width, images = np.full(4, 61), np.full(4, 50), np.empty((4, 16, 16, 3), dtype=np.uint8)
-    decoder, pixels = CropDecoder(1, extension=extension), decode(record)
+    decoder, pixels = CropDecoder(1, order=order), decode(record)
     for interpolation in RESAMPLING:
         status = decoder.decode([record] * 4, height, width, columns, images, interpolation)
         wanted = [np.asarray(crop_and_resize(pixels, crop, 16, interpolation)) for crop in crops]
         if status.any() or not np.array_equal(images, wanted):
-            log.warning("the native decoder is not used: the installed Pillow %s has other pixels", PIL.__version__)
             return False
     return True
 
 
+def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: int = 3) -> bytes:
+    """Return the decode index of an encoded image; empty if it needs none or the extension does not decode it.
+
+    Args:
+        record: the encoded image, bytes or contiguous uint8 [bytes].
+        interval: MCUs between two entries; more if the index would have more than `max_percent` of the image's bytes.
+    """
+    return bytes(_native.build_index(record, interval, max_percent))
+
+
 def has_avx2() -> bool:
-    """Return whether the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
+    """Return True if the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
     return bool(_native.has_avx2())
 
 
@@ -74,11 +98,12 @@ class CropDecoder:
 
     Args:
         portable: do not use AVX2.
-        extension: module of the extension; default: the installed one.
+        order: order of the passes of the resize; default: the installed Pillow's.
     """
 
-    def __init__(self, threads: int, *, portable: bool = False, extension: Any = None) -> None:
-        self._decoder = (extension or _native).CropDecoder(threads, portable=portable)
+    def __init__(self, threads: int, *, portable: bool = False, order: PassOrder | None = None) -> None:
+        self._decoder = _native.CropDecoder(threads, portable=portable)
+        self._rows_first = (order or pillow_order()) == "rows first"
 
     def decode(
         self,
@@ -88,6 +113,7 @@ class CropDecoder:
         crops: CropParamsBatch,
         images: Pixels,
         interpolation: Interpolation,
+        indexes: Sequence[ImageIndex] | None = None,
     ) -> npt.NDArray[np.uint8]:
         """Write the crops to `images`. Returns 0 or the number of the reason for each record, uint8 [n].
 
@@ -99,9 +125,12 @@ class CropDecoder:
             widths: [n], width that each image must have, pixels.
             crops: crops of the records; further ones are ignored.
             images: uint8 [n, size, size, 3], contiguous; written.
+            indexes: n decode indexes, uint8 [bytes], `NO_INDEX` for an image without one. None: no image has one.
         """
         columns = [heights, widths, *(getattr(crops, name)[: len(records)] for name in CropParams._fields)]
         table = np.stack(columns, axis=1).astype(np.int64)
         status = np.zeros(len(records), dtype=np.uint8)
-        self._decoder.decode(list(records), table, images, status, images.shape[1], interpolation == "bicubic")
+        found = [NO_INDEX] * len(records) if indexes is None else list(indexes)
+        is_bicubic = interpolation == "bicubic"
+        self._decoder.decode(list(records), found, table, images, status, images.shape[1], is_bicubic, self._rows_first)
         return status

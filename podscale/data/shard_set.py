@@ -1,6 +1,7 @@
 """Reader of a shard set: memory-mapped tars, zero-copy records. podscale.data.node_cache downloads remote shards."""
 
 import json
+import logging
 import mmap
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.data import index
-from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest, classes_sha256
+from podscale.data.decode_index import NO_INDEX, DecodeIndex, ImageIndex
+from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest, classes_sha256
 from podscale.errors import InputError
+
+log = logging.getLogger("podscale.data")
 
 _READ_BYTES = 8 * 2**20  # size of one read, bytes
 
@@ -98,16 +102,21 @@ def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
 class Split:
     """Samples of one split. A `row` is the number of a sample in use, from 0; dropped duplicates have no row."""
 
-    def __init__(self, directory: Path, name: str, shard_names: list[str], shards: ShardMapper | None = None) -> None:
+    def __init__(
+        self, directory: Path, name: str, shards_of_split: Sequence[Shard], shards: ShardMapper | None = None
+    ) -> None:
         self.name = name
         self.directory = directory / name
-        self.shard_names = shard_names
+        self.shard_names = [shard.name for shard in shards_of_split]
+        self._shards_of_split = shards_of_split
         columns = index.read_index(self.directory / "index")
         self._rows = np.flatnonzero((columns["flags"] & index.ImageFlag.DROPPED) == 0)
         all_in_use = len(self._rows) == len(columns["key"])
         self._columns = columns if all_in_use else {name: column[self._rows] for name, column in columns.items()}
-        self._paths = [self.directory / shard for shard in shard_names]
+        self._first_rows = np.searchsorted(columns["shard"], np.arange(len(shards_of_split)))
+        self._paths = [self.directory / name for name in self.shard_names]
         self._shards = shards or LocalShardMapper()
+        self._decode_indexes: dict[int, DecodeIndex | None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,6 +142,24 @@ class Split:
         """Return the encoded image for as long as a batch needs it: a copy if its shard must stay evictable."""
         record = self.read(row)
         return record.copy() if self.is_remote else record
+
+    def decode_indexes(self, rows: npt.NDArray[np.int64]) -> list[ImageIndex]:
+        """Return the decode index of each of `rows`, int64 [n]; `NO_INDEX` for one that has none."""
+        shards = self._columns["shard"][rows]
+        numbers = self._rows[rows] - self._first_rows[shards]
+        found = zip(shards.tolist(), numbers.tolist(), strict=True)
+        return [NO_INDEX if (own := self._decode_index(shard)) is None else own[number] for shard, number in found]
+
+    def _decode_index(self, shard: int) -> DecodeIndex | None:
+        """Return the decode index of a shard; None if it has none, or one that is not usable."""
+        if shard not in self._decode_indexes:
+            self._decode_indexes[shard] = None
+            of_split = self._shards_of_split[shard]
+            try:
+                self._decode_indexes[shard] = DecodeIndex.read(self._paths[shard], of_split.sha256, of_split.count)
+            except InputError as error:  # it only saves time
+                log.warning("decoding without an index: %s", error)
+        return self._decode_indexes[shard]
 
     @property
     def is_remote(self) -> bool:
@@ -200,6 +227,5 @@ class ShardSet:
                 f"has only the splits {', '.join(self.manifest.splits)}", field=str(self.directory), got=name
             )
         if name not in self._splits:
-            shards = [shard.name for shard in self.manifest.splits[name].shards]
-            self._splits[name] = Split(self.directory, name, shards, self._shards)
+            self._splits[name] = Split(self.directory, name, self.manifest.splits[name].shards, self._shards)
         return self._splits[name]

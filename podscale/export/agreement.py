@@ -1,8 +1,7 @@
 """Agreement of an exported file with the model in PyTorch, on the same images."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ from podscale.data.decode import Pixels
 from podscale.errors import PodscaleError
 from podscale.export.image_sample import ImageSample
 from podscale.prediction.model import Classifier
+from podscale.prediction.probabilities import softmax
 
 TOLERANCE = 1e-4
 """Largest difference of an fp32 file: of a probability, and of a log-probability as a fraction of the largest."""
@@ -44,9 +44,6 @@ class Agreement:
     near_ties: int
     reference_top1: float | None
     top1: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def check(self, field: str) -> None:
         """Raise PodscaleError if the file differs by more than the tolerance."""
@@ -96,14 +93,6 @@ def compare(
         reference_top1=None if labels is None else float((best == labels).mean()),
         top1=None if labels is None else float((other == labels).mean()),
     )
-
-
-def softmax(log_values: LogProbabilities, temperature: float) -> npt.NDArray[np.float64]:
-    """Return softmax(log_values / temperature) over axis 1, in float64."""
-    scaled = log_values.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    probabilities: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return probabilities
 
 
 def _batches(count: int) -> Iterator[slice]:

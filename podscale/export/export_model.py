@@ -13,28 +13,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.config.export import FILE_NAMES
+from podscale.config.export import CALIBRATION_IMAGES, CHECK_IMAGES, FILE_NAMES
 from podscale.errors import InputError, PodscaleError
 from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
 from podscale.export.demo_page import build_demo_page
-from podscale.export.export_report import Export, write_report
+from podscale.export.export_report import Export
 from podscale.export.formats import ExportFormat, find_format
 from podscale.export.image_sample import ImageSample, load_sample
 from podscale.export.int8 import quantise
 from podscale.export.web_runtime import WebRuntime, load_web_runtime
-from podscale.prediction import onnx_runtime
-from podscale.prediction.exported_file import METADATA_FILE, ExportedClassifier, ExportMetadata, normalise
+from podscale.prediction.exported_file import ExportedFile, ExportMetadata, normalise
 from podscale.prediction.model import Classifier, PredictionModel, build_classifier, open_model
+from podscale.report.demo_page_link import update_demo_link
 from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, inference_options_of, preprocessing_of, run_of
 from podscale.runs.user_code import code_of_model, imported_from
+from podscale.util.files import write_json
 from podscale.util.formatting import one_line
-
-CHECK_IMAGES = 1000
-"""Most images of a check."""
-CALIBRATION_IMAGES = 64
-"""Images that calibrate int8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +85,11 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
         with _write_errors(target):
             export.written.chmod(0o644)  # some writers leave it to the owner alone
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_report(export)
+            write_json(export.report, export.to_json())
             export.written.replace(target)
+            run = RunDirectory(target.parent.parent)
+            if options.format == "html" and target.parent == run.exports:
+                update_demo_link(run)
     return replace(export, written=target)
 
 
@@ -114,7 +113,7 @@ class _Exporter:
         written = self._write(self._work / names.get(options.format, target.name))
         sample = self._load_sample("validation", options.limit)
         reference = log_probabilities(build_classifier(model), sample.images)
-        agreement = self._compare(written, self._metadata, sample, reference)
+        agreement = self._compare(written, sample, reference)
         agreement.check(str(target))
         export = Export(target, written, options.format, self._metadata, agreement)
         if options.int8:
@@ -144,7 +143,7 @@ class _Exporter:
             images if self._options.preprocessing else normalise(images, self._model.config.input),
         )
         metadata = replace(self._metadata, quantization="int8")
-        agreement = self._compare(written, metadata, sample, reference)
+        agreement = self._compare(written, sample, reference)
         return replace(
             export,
             written=written,
@@ -154,11 +153,9 @@ class _Exporter:
             calibration=f"{len(calibration)} images of {calibration.source}",
         )
 
-    def _compare(
-        self, written: Path, metadata: ExportMetadata, sample: ImageSample, reference: LogProbabilities
-    ) -> Agreement:
+    def _compare(self, written: Path, sample: ImageSample, reference: LogProbabilities) -> Agreement:
         try:
-            outputs = log_probabilities(self._load(written, metadata), sample.images)
+            outputs = log_probabilities(self._load(written), sample.images)
         except PodscaleError:
             raise
         except Exception as error:  # any error of a runtime, such as a batch that is a constant of the graph
@@ -166,7 +163,7 @@ class _Exporter:
             hint = "Nothing was written. Export in another format."
             raise PodscaleError(problem, field=f"--format {self._options.format}", hint=hint) from error
         temperature = self._model.temperature or 1.0
-        return compare(reference, outputs, sample, temperature, with_logits=not metadata.preprocessing)
+        return compare(reference, outputs, sample, temperature, with_logits=not self._options.preprocessing)
 
     def _write(self, path: Path) -> Path:
         """Write the file in the format of the options."""
@@ -188,24 +185,17 @@ class _Exporter:
                 output = "probabilities" if preprocessing else "logits"
                 programs.export_onnx(module, example, path, strings, output)
             case "torch-export":
-                programs.export_program(module, example, path, strings, METADATA_FILE)
+                programs.export_program(module, example, path, strings)
             case "torchscript":
-                programs.export_torchscript(module, example, path, strings, METADATA_FILE)
+                programs.export_torchscript(module, example, path, strings)
         return path
 
-    def _load(self, written: Path, metadata: ExportMetadata) -> Classifier:
+    def _load(self, written: Path) -> Classifier:
         """Load the written file as `podscale predict` does."""
-        from podscale.pytorch.exported_programs import load_program
-
-        match self._options.format:
-            case "safetensors":
-                files = EvaluatedModel(written.parent, dict(metadata.description))
-                return build_classifier(replace(self._model, files=files))
-            case "onnx" | "html":
-                function = onnx_runtime.open_session(written)
-            case other:
-                function = load_program(written, other)
-        return ExportedClassifier(function, metadata, self._model.config.input)
+        if self._options.format == "safetensors":
+            files = EvaluatedModel(written.parent, dict(self._metadata.description))
+            return build_classifier(replace(self._model, files=files))
+        return build_classifier(replace(self._model, exported=ExportedFile.open(written)))
 
 
 def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
@@ -221,8 +211,9 @@ def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
         raise InputError("takes ONNX files only", field="--repository", got=options.format, hint="Add --format onnx.")
     if options.repository is not None and options.out is not None:
         raise InputError("names the file already", field="--repository", hint="Leave out --out.")
-    if options.out is not None and options.out.suffix != chosen.suffix:
-        hint = f"End the name with {chosen.suffix}: commands know the format by it."
+    suffix = Path(FILE_NAMES[options.format]).suffix
+    if options.out is not None and options.out.suffix != suffix:
+        hint = f"End the name with {suffix}: commands know the format by it."
         raise InputError(f"not the name of a {chosen.label} file", field="--out", got=str(options.out), hint=hint)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from podscale.export.agreement import TOLERANCE, Agreement
 from podscale.export.formats import FORMATS
 from podscale.prediction.exported_file import ExportMetadata
-from podscale.util.files import file_sha256, write_json
+from podscale.util.files import file_sha256
 from podscale.util.formatting import format_bytes, format_count
 from podscale.version import VERSION
 
@@ -103,8 +103,3 @@ class Export:
             loss = 100 * (agreement.reference_top1 - agreement.top1)
             lines.append(f"  int8: top-1 {agreement.top1:.2%}, a loss of {loss:.2f} points")
         return lines
-
-
-def write_report(export: Export) -> None:
-    """Write the report beside the final name of the file."""
-    write_json(export.report, export.to_json())

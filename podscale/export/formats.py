@@ -11,24 +11,22 @@ class ExportFormat:
     """Format of an exported file.
 
     Args:
-        suffix: ending of the file's name.
+        label: name for users.
         packages: packages that writing and checking need besides PyTorch.
         takes_preprocessing: preprocessing can be part of the file.
-        label: name for users.
     """
 
-    suffix: str
     label: str
     packages: tuple[str, ...] = ()
     takes_preprocessing: bool = True
 
 
 FORMATS = {
-    "onnx": ExportFormat(".onnx", "ONNX", ("onnx", "onnxscript", "onnxruntime")),
-    "torch-export": ExportFormat(".pt2", "torch.export"),
-    "torchscript": ExportFormat(".torchscript", "TorchScript"),
-    "html": ExportFormat(".html", "page with the model", ("onnx", "onnxscript", "onnxruntime")),
-    "safetensors": ExportFormat(".safetensors", "safetensors", takes_preprocessing=False),
+    "onnx": ExportFormat("ONNX", ("onnx", "onnxscript", "onnxruntime")),
+    "torch-export": ExportFormat("torch.export"),
+    "torchscript": ExportFormat("TorchScript"),
+    "html": ExportFormat("page with the model", ("onnx", "onnxscript", "onnxruntime")),
+    "safetensors": ExportFormat("safetensors", takes_preprocessing=False),
 }
 
 

@@ -1,6 +1,5 @@
 """Images for checks and calibration: a random sample of the run's shard set or of images that the user names."""
 
-import random
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from podscale.prediction.decoded_chunks import ChunkDecoder
 from podscale.prediction.image_inputs import EncodedImage, ImageItem, iter_items, open_inputs
 from podscale.prediction.model import PredictionModel
 from podscale.prediction.preparation import ImagePreparer
+from podscale.prediction.reservoir import Reservoir
 from podscale.runs import dataset_directory
 from podscale.runs.model_files import run_of
 from podscale.util.host_info import cpu_count
@@ -96,11 +96,8 @@ def _load_digits(model: PredictionModel, limit: int) -> ImageSample:
 
 
 def sample_items(items: Iterable[ImageItem], count: int) -> list[ImageItem]:
-    """Return `count` of the items at random, in their order, with memory for no more (Vitter 1985, algorithm R)."""
-    generator, chosen = random.Random(0), list[tuple[int, ImageItem]]()
-    for number, item in enumerate(items):
-        if number < count:
-            chosen.append((number, item))
-        elif (place := generator.randrange(number + 1)) < count:
-            chosen[place] = (number, item)
-    return [item for _, item in sorted(chosen, key=lambda pair: pair[0])]
+    """Return `count` of the items at random, in their order, with memory for no more."""
+    chosen = Reservoir[tuple[int, ImageItem]](count)
+    for numbered in enumerate(items):
+        chosen.add(numbered)
+    return [item for _, item in sorted(chosen.items, key=lambda numbered: numbered[0])]

@@ -1,6 +1,5 @@
 """Registration of exported files in MLflow's model registry, by the package mlflow-skinny (or mlflow)."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,6 +8,7 @@ from typing import Any
 from podscale.config import RunConfig
 from podscale.errors import InputError, PodscaleError
 from podscale.export.export_report import Export
+from podscale.export.version_record import exports_identity, version_properties
 from podscale.runs import RunDirectory
 from podscale.telemetry.trackers.base import SentPoints
 from podscale.telemetry.trackers.mlflow import find_experiment
@@ -21,7 +21,7 @@ ARTIFACT_PATH = "podscale-export"
 FILES_TAG = "file_sha256"
 """Tag of a version with the hashes of its files, as JSON."""
 IDENTITY_TAG = "metadata_sha256"
-"""Tag of a version with the hash of its files' names and metadata. Two exports of a model may differ in bytes."""
+"""Tag of a version with the hash of its files' names and metadata."""
 
 
 def register_exports(config: RunConfig, exports: Sequence[Export]) -> str:
@@ -45,7 +45,7 @@ def register_exports(config: RunConfig, exports: Sequence[Export]) -> str:
 
 
 def _register(client: Any, config: RunConfig, name: str, exports: Sequence[Export]) -> str:
-    tags = _tags(exports)
+    tags = _tags(config, exports)
     known = any(model.name == name for model in client.search_registered_models(f"name = '{name}'"))
     versions = client.search_model_versions(f"name = '{name}'") if known else []
     newest = max(versions, key=lambda version: int(version.version), default=None)
@@ -73,17 +73,11 @@ def _mlflow_run(client: Any, config: RunConfig) -> str:
     return sent.id
 
 
-def _tags(exports: Sequence[Export]) -> dict[str, str]:
-    """Return tags of the version: the run, the model, its scores on the images of the check, and the hashes."""
-    metadata, agreement = exports[0].metadata, exports[0].agreement
-    identity = json.dumps([[export.path.name, export.metadata.to_strings()] for export in exports], sort_keys=True)
-    top1 = {} if agreement.reference_top1 is None else {"top1": f"{agreement.reference_top1:.6f}"}
+def _tags(config: RunConfig, exports: Sequence[Export]) -> dict[str, str]:
+    """Return tags of the version: its properties, and the hashes of its files."""
+    properties = version_properties(config, exports)
     return {
-        "run": str(metadata.description["run"]),
-        "model": str(metadata.description["architecture"]["name"]),
-        "weights_sha256": metadata.weights_sha256,
-        "formats": ",".join(export.format for export in exports),
-        **top1,
+        **{key: f"{value:.6f}" if isinstance(value, float) else str(value) for key, value in properties.items()},
         FILES_TAG: json.dumps({export.path.name: file_sha256(export.path) for export in exports}),
-        IDENTITY_TAG: hashlib.sha256(identity.encode()).hexdigest(),
+        IDENTITY_TAG: exports_identity(exports),
     }

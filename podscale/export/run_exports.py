@@ -33,3 +33,7 @@ def export_run(config: RunConfig, shard_set: str) -> Iterator[str]:
         from podscale.export.mlflow_registry import register_exports
 
         yield register_exports(config, exports)
+    if section.kubeflow.address is not None:
+        from podscale.export.kubeflow_registry import register_in_kubeflow
+
+        yield register_in_kubeflow(config, exports)

@@ -64,8 +64,7 @@ def is_cached() -> bool:
 
 
 def _cache_directory(lock: dict[str, Any]) -> Path:
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "podscale" / f"{lock['package']}-{lock['version']}"
+    return env.cache_directory(f"{lock['package']}-{lock['version']}")
 
 
 def _fill_cache(directory: Path, lock: dict[str, Any]) -> None:

@@ -39,8 +39,6 @@ RANKS = ("slice", "column", "row", "group_column", "group_row")
 """Axes of the ranks of the sample order: a rank is one device, or several that share images."""
 DEVICES = (*RANKS, *SPATIAL)
 REPLICATED = PartitionSpec()
-GPU_PLATFORMS = ("gpu", "cuda", "rocm")
-"""Platforms of JAX's devices that are GPUs: `gpu` on a host, `cuda` and `rocm` of described ones."""
 
 AxisNames = tuple[str, ...]
 """Names of axes of the mesh that are used as one; the last varies fastest."""
@@ -63,9 +61,8 @@ class DevicePosition(NamedTuple):
 
 
 def is_on_torus(device: Any) -> bool:
-    """Return True for a TPU: the coordinates and slices of a GPU are those of its host, without links along them."""
-    is_gpu = getattr(device, "platform", None) in GPU_PLATFORMS
-    return getattr(device, "coords", None) is not None and not is_gpu
+    """Return True for a TPU. A GPU has coordinates and a slice too, those of its host, without links along them."""
+    return getattr(device, "platform", None) == "tpu"
 
 
 def device_position(device: Any, node: int, index: int) -> DevicePosition:

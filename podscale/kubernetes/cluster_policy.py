@@ -70,18 +70,15 @@ def check_stages(
 
     Returns False if the namespace has no policy.
     """
-    policy = find_cluster_policy(api)
-    if policy is None:
-        return False
-    return check_specs(api, [build_job_spec(config, stage, shard_set) for stage in stages], policy)
+    return check_specs(api, (build_job_spec(config, stage, shard_set) for stage in stages))
 
 
-def check_specs(api: ClusterClient, specs: Sequence[JobSpec], policy: ClusterPolicy | None = None) -> bool:
+def check_specs(api: ClusterClient, specs: Iterable[JobSpec]) -> bool:
     """Raise one InputError that lists what the policy of the namespace refuses in these jobs.
 
-    Returns False if the namespace has no policy.
+    Returns False if the namespace has no policy; `specs` is then not read.
     """
-    policy = policy or find_cluster_policy(api)
+    policy = find_cluster_policy(api)
     if policy is None:
         return False
     _raise_refusals([error for spec in specs for error in job_refusals(policy, spec)], api.namespace)

@@ -20,8 +20,8 @@ from podscale.util.locations import Location
 from podscale.version import VERSION
 
 SecurityMode = Literal["restricted", "privileged"]
-JobStage = StageName | Literal["predict"]
-"""Stage of a job; predictions are no stage of a run, because there may be any number of them."""
+JobStage = StageName | Literal["predict", "serve"]
+"""Stage of pods; predictions and servers are no stages of a run, because there may be any number of them."""
 
 METRICS_PORT = 9464
 """Port of the pods' metrics; the container port is named `metrics`."""
@@ -108,7 +108,7 @@ class JobSpec:
     @property
     def needs_accelerators(self) -> bool:
         """True if the pods need the hardware of the document; otherwise they run on any node."""
-        return self.stage in ("train", "evaluate", "predict")
+        return self.stage not in ("shard", "report")
 
     @property
     def selector(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ def check_before_submit(
     """
     check_namespace_exists(api)
     errors = [error for stage in stages for error in _stage_errors(api, config, stage, shard_set)]
-    errors += _object_errors(api, config, stages)
+    errors += _object_errors(api, config, queued=not set(STAGES_WITH_RANKS).isdisjoint(stages))
     if errors:
         raise combine_errors(errors, "this run cannot be submitted")  # stages share problems
 
@@ -57,13 +57,13 @@ def _missing_operator_error(config: RunConfig, stage: StageName, missing: KindNo
 def check_objects(api: ClusterClient, config: RunConfig) -> None:
     """Raise InputError, or InputErrors for several, if the namespace lacks what a job on the hardware refers to."""
     check_namespace_exists(api)
-    if errors := list(_object_errors(api, config, STAGES_WITH_RANKS)):
+    if errors := list(_object_errors(api, config, queued=True)):
         raise combine_errors(errors, "this job cannot be submitted")
 
 
-def _object_errors(api: ClusterClient, config: RunConfig, stages: Sequence[StageName]) -> Iterator[InputError]:
+def _object_errors(api: ClusterClient, config: RunConfig, *, queued: bool) -> Iterator[InputError]:
     """Yield the error of each object that the document names and the namespace lacks."""
-    for required in required_objects(api, config, queued=bool(set(stages) & set(STAGES_WITH_RANKS))):
+    for required in required_objects(api, config, queued=queued):
         if required.result.verdict == "missing":
             advice = required.result.advice
             hint = f"{advice[:1].upper()}{advice[1:]}"

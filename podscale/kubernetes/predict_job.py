@@ -59,27 +59,31 @@ def rows_file(config: RunConfig, prediction: PredictionJob) -> PurePosixPath:
 
 
 def build_predict_spec(config: RunConfig, prediction: PredictionJob) -> JobSpec:
-    """Return the specification of a prediction's job. Raises InputError, or InputErrors for several.
-
-    A pod has the image, hardware and resources of the run's evaluation, without its cache of shards.
-    """
+    """Return the specification of a prediction's job. Raises InputError, or InputErrors for several."""
     if errors := list(_check(config, prediction)):
         raise combine_errors(errors, "this job cannot run")
-    spec = build_job_spec(config, "evaluate")
-    if spec.hardware.kind == "tpu":
-        hint = "Set launch.hardware to GPUs or leave it out, and launch.image to an image with PyTorch."
-        raise InputError("predictions need PyTorch", field="launch.hardware", got=spec.hardware.name, hint=hint)
+    spec = build_model_spec(config)
     values = [spec.identity, prediction.sha256]
     return replace(
         spec,
         stage="predict",
         identity=hashlib.sha256(json.dumps(values).encode()).hexdigest(),
         command=_command(config, prediction),
-        engine="pytorch",
-        cache_path=None,
         parts=prediction.parts,
         parallel=min(prediction.parallel or prediction.parts, prediction.parts),
     )
+
+
+def build_model_spec(config: RunConfig) -> JobSpec:
+    """Return the specification of pods that predict with a run's model. Raises InputError if the hardware cannot.
+
+    They have the image, hardware and resources of the run's evaluation, without its cache of shards.
+    """
+    spec = build_job_spec(config, "evaluate")
+    if spec.hardware.kind == "tpu":
+        hint = "Set launch.hardware to GPUs or leave it out, and launch.image to an image with PyTorch."
+        raise InputError("predictions need PyTorch", field="launch.hardware", got=spec.hardware.name, hint=hint)
+    return replace(spec, engine="pytorch", resources=replace(spec.resources, cache_gib=0.0), cache_path=None)
 
 
 def _command(config: RunConfig, prediction: PredictionJob) -> tuple[str, ...]:
@@ -100,8 +104,12 @@ def _check(config: RunConfig, prediction: PredictionJob) -> Iterator[InputError]
         yield InputError("nothing to predict", field="--images", hint=hint)
     if not 1 <= prediction.parts <= MAX_PARTS:
         yield InputError(f"must be from 1 to {MAX_PARTS}", field="--parts", got=prediction.parts)
-    for name, got in (("--parallel", prediction.parallel), ("--top", prediction.top), ("--batch", prediction.batch)):
-        if got is not None and got < (name != "--parallel"):
+    for name, got, least in (
+        ("--parallel", prediction.parallel, 0),
+        ("--top", prediction.top, 1),
+        ("--batch", prediction.batch, 1),
+    ):
+        if got is not None and got < least:
             yield InputError("too small", field=name, got=got)
     mounts = [PurePosixPath(path) for path in volume_mounts(config)]
     for image in prediction.images:

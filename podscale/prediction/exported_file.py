@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.config import InputSection
+from podscale.config.export import EXPORT_METADATA_FILE, FILE_NAMES
 from podscale.errors import InputError
 from podscale.prediction import onnx_runtime
+from podscale.prediction.onnx_runtime import InferenceFunction
+from podscale.prediction.probabilities import log_softmax
 from podscale.util.formatting import one_line
 
 EXPORT_FORMAT = "podscale-export-1"
-METADATA_FILE = "podscale_export.json"
-"""Member of a torch archive that has the metadata."""
-SUFFIXES = {".onnx": "onnx", ".pt2": "torch-export", ".torchscript": "torchscript"}
+SUFFIXES = {Path(FILE_NAMES[name]).suffix: name for name in ("onnx", "torch-export", "torchscript")}
 """Formats that predictions read, by the suffix of the file."""
 SMALLEST_PROBABILITY = 1e-38
 """Least probability whose logarithm is taken; smaller ones count as it."""
-
-InferenceFunction = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
-"""Function from the input of an exported file to its output."""
 
 
 @dataclass(frozen=True)
@@ -142,18 +140,11 @@ def normalise(images: npt.NDArray[np.uint8], section: InputSection) -> npt.NDArr
     return pixels
 
 
-def log_softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-    """Return the logarithm of the softmax of `logits`, any float dtype [n, classes], computed in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    values: npt.NDArray[np.float32] = (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(np.float32)
-    return values
-
-
 def _torch_metadata(path: Path) -> dict[str, str]:
     """Return the metadata in a torch archive, which is a zip file, without torch."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA_FILE}")]
+            names = [name for name in archive.namelist() if name.endswith(f"/extra/{EXPORT_METADATA_FILE}")]
             return dict(json.loads(archive.read(names[0]))) if names else {}
     except FileNotFoundError as error:
         raise InputError("there is no such file", field=str(path)) from error

@@ -4,11 +4,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from podscale.errors import InputError, combine_errors
+from podscale.prediction.counts import PredictionCounts
 from podscale.prediction.image_inputs import Failure
 from podscale.prediction.parts import (
     Part,
@@ -27,38 +27,17 @@ MAX_NAMED = 8
 """Parts that an error names."""
 
 
-@dataclass
-class MergedCounts:
-    """Counts of the merged rows."""
+class MergedCounts(PredictionCounts):
+    """Counts of the merged rows of `parts` parts."""
 
-    parts: int
-    images: int = 0
-    labelled: int = 0
-    correct: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, prediction: Prediction) -> None:
-        self.images += 1
-        if prediction.failure is not None:
-            self.reasons[prediction.failure.reason] += 1
-        elif prediction.label is not None:
-            self.labelled += 1
-            self.correct += prediction.label == prediction.classes[0]
-
-    @property
-    def failures(self) -> int:
-        return self.reasons.total()
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
 
     def to_text(self) -> str:
         """Return the counts in one or more lines for the terminal."""
-        lines = [f"{format_count(self.images, 'image')} of {format_count(self.parts, 'part')}"]
-        if self.labelled:
-            labelled = format_count(self.labelled, "labelled image")
-            lines.append(f"top-1 {self.correct / self.labelled:.2%} of {labelled}")
-        if self.failures:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.reasons.items()))
-            lines.append(f"no prediction for {format_count(self.failures, 'image')}: {reasons}")
-        return "\n".join(lines)
+        merged = f"{format_count(self.images, 'image')} of {format_count(self.parts, 'part')}"
+        return "\n".join([merged, *self.result_lines()])
 
 
 def merge_parts(folder: Path, out: Path) -> MergedCounts:
@@ -73,7 +52,7 @@ def merge_parts(folder: Path, out: Path) -> MergedCounts:
         for manifest in manifests:
             for prediction in _rows(folder, manifest):
                 writer.write(prediction)
-                counts.add(prediction)
+                counts.count(prediction)
         if counts.images != identity["images"]:
             raise InputError("not one row an image", field=str(folder), got=f"{counts.images} of {identity['images']}")
     return counts

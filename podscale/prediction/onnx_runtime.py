@@ -13,6 +13,8 @@ from podscale.util.formatting import one_line
 
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 """Backends in order of preference."""
+InferenceFunction = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
+"""Function from the input of an exported file to its output."""
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -24,9 +26,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     return dict(_load(path, options, ["CPUExecutionProvider"]).get_modelmeta().custom_metadata_map)
 
 
-def open_session(
-    path: Path, index: int = 0, threads: int | None = None
-) -> Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]:
+def open_session(path: Path, index: int = 0, threads: int | None = None) -> InferenceFunction:
     """Load an ONNX file; return the function from its one input to its first output.
 
     Args:

@@ -4,12 +4,14 @@ Every part lists all images, so that all of them agree on the list. A part ends 
 the bit, those of one process that predicts the whole list. A finished part is not predicted again.
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +21,10 @@ from podscale.errors import InputError
 from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.predict import predict_items
 from podscale.prediction.predictor import PredictedItem, Predictor
-from podscale.prediction.writers import JsonLinesWriter
+from podscale.prediction.writers import line_of
 from podscale.runs.model_files import inference_options_of, preprocessing_of
-from podscale.util.files import file_sha256, fsync_directory, write_json
+from podscale.util.files import file_sha256, open_atomically, write_json
+from podscale.util.formatting import one_line
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.version import VERSION
 
@@ -130,10 +133,10 @@ def read_manifest(path: Path) -> PartManifest | None:
         return PartManifest(**content)
     except FileNotFoundError:
         return None
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        problem = f"not the manifest of a part ({str(error).splitlines()[0]})"
+        problem = f"not the manifest of a part ({one_line(str(error))})"
         raise InputError(problem, field=str(path), hint="Delete it and predict the part again.") from error
 
 
@@ -188,29 +191,33 @@ def predict_part(
 def _write_rows(
     path: Path, items: Iterator[PredictedItem], expected: int, reporter: ProgressReporter
 ) -> tuple[int, str]:
-    """Write the rows to a file, which appears complete or not at all; return their number and the hash of the file."""
-    written = 0
-    # Two pods may predict one part for a while, so each has a temporary name of its own.
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            writer = JsonLinesWriter(file)
-            for _, prediction in items:
-                writer.write(prediction)
-                written += 1
-                reporter.add(1, rejects=int(prediction.failure is not None))
-            if written != expected:
-                hint = "Predict the images when none are added or removed."
-                raise InputError("the list of images changed during the prediction", field=path.stem, hint=hint)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
-        digest = file_sha256(Path(temporary))
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    fsync_directory(path.parent)
-    return written, digest
+    """Write the rows to a file, which appears complete or not at all; return their number and the hash of the file.
+
+    Two pods may predict one part for a while; the last one replaces the file.
+    """
+    _remove_leftovers(path)
+    written, digest = 0, hashlib.sha256()
+    with open_atomically(path) as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _, prediction in items:
+            line = line_of(prediction).encode()
+            file.write(line)
+            digest.update(line)
+            written += 1
+            reporter.add(1, rejects=int(prediction.failure is not None))
+        if written != expected:
+            hint = "Predict the images when none are added or removed."
+            raise InputError("the list of images changed during the prediction", field=path.stem, hint=hint)
+    return written, digest.hexdigest()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete temporary files of killed processes; a living process holds a lock on its own."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        with suppress(OSError), leftover.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink()
 
 
 def missing_parts(folder: Path, count: int) -> list[Part]:

@@ -13,6 +13,7 @@ from podscale.prediction.decoded_chunks import ChunkDecoder, DecodedChunk
 from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs, standard_input_lines
 from podscale.prediction.model import Classifier, PredictionModel, open_model
 from podscale.prediction.preparation import ImagePreparer
+from podscale.prediction.probabilities import softmax
 from podscale.util.host_info import cpu_count, visible_gpus
 from podscale.util.locations import Location
 
@@ -132,20 +133,35 @@ class Predictor:
         rows: dict[int, Prediction] = {}
         if usable:
             images = chunk.images if len(usable) == len(chunk.items) else chunk.images[usable]
-            log_probabilities = classifier.log_probabilities(images)
-            temperature = self.model.temperature or 1.0
-            topk, probabilities = top_classes(log_probabilities, self.top, temperature)
-            classes = self.model.classes
-            for slot, indices, values in zip(usable, topk.tolist(), probabilities.tolist(), strict=True):
-                item = chunk.items[slot]
-                if np.isfinite(values[0]):
-                    names = tuple(classes[index] for index in indices)
-                    rows[slot] = Prediction(item.name, item.label, names, tuple(values), temperature)
-                else:
-                    chunk.failures[slot] = Failure(NOT_FINITE, "the model's output is not a number")
+            named = [(chunk.items[slot].name, chunk.items[slot].label) for slot in usable]
+            found = predictions_of(self.model, named, classifier.log_probabilities(images), self.top)
+            rows |= zip(usable, found, strict=True)
         for slot, failure in chunk.failures.items():
             rows[slot] = Prediction(chunk.items[slot].name, chunk.items[slot].label, failure=failure)
         return [(item, rows[slot]) for slot, item in enumerate(chunk.items)]
+
+
+def predictions_of(
+    model: PredictionModel,
+    images: Iterable[tuple[str, str | None]],
+    log_probabilities: npt.NDArray[np.float32],
+    top: int,
+) -> Iterator[Prediction]:
+    """Yield the prediction of each image, or its failure if the model's output is not a number.
+
+    Args:
+        images: name and true class of each.
+        log_probabilities: float32 [n, classes], log-softmax of the logits.
+        top: classes of each prediction, at most those of the model.
+    """
+    temperature = model.temperature or 1.0
+    topk, probabilities = top_classes(log_probabilities, top, temperature)
+    for (name, label), indices, values in zip(images, topk.tolist(), probabilities.tolist(), strict=True):
+        if np.isfinite(values[0]):
+            names = tuple(model.classes[index] for index in indices)
+            yield Prediction(name, label, names, tuple(values), temperature)
+        else:
+            yield Prediction(name, label, failure=Failure(NOT_FINITE, "the model's output is not a number"))
 
 
 def top_classes(
@@ -160,6 +176,4 @@ def top_classes(
         temperature: positive; 1 is plain softmax.
     """
     topk = np.argsort(-log_probabilities, axis=1, kind="stable")[:, :top]
-    scaled = log_probabilities.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    return topk, np.take_along_axis(weights, topk, axis=1) / weights.sum(axis=1, keepdims=True)
+    return topk, np.take_along_axis(softmax(log_probabilities, temperature), topk, axis=1)

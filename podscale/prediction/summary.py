@@ -1,14 +1,14 @@
 """Summary of a prediction: counts, accuracy on labelled images, and the few images that its page shows."""
 
 import heapq
-import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from podscale.prediction.counts import PredictionCounts
 from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.predictor import Prediction, Predictor
+from podscale.prediction.reservoir import Reservoir
 from podscale.util.formatting import format_count
 
 MAX_PICTURES = 120
@@ -29,41 +29,28 @@ class ShownImage(NamedTuple):
     prediction: Prediction
 
 
-@dataclass
-class PredictionSummary:
+class PredictionSummary(PredictionCounts):
     """Counts of a prediction so far; with `pictures`, also the images for a page, in bounded memory."""
 
-    predictor: Predictor
-    pictures: bool = False
-    images: int = 0
-    labelled: int = 0
-    correct: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    classes: Counter[str] = field(default_factory=Counter)
-    failed: list[Prediction] = field(default_factory=list)
-    sample: list[ShownImage] = field(default_factory=list)
-    _doubtful: list[tuple[float, int, ShownImage]] = field(default_factory=list)
-    _started: float = field(default_factory=time.monotonic)
-    _random: random.Random = field(default_factory=lambda: random.Random(0))
+    def __init__(self, predictor: Predictor, *, pictures: bool = False) -> None:
+        super().__init__()
+        self.predictor, self.pictures = predictor, pictures
+        self.classes: Counter[str] = Counter()
+        self.failed: list[Prediction] = []
+        self._sample = Reservoir[ShownImage](MAX_PICTURES)
+        self._doubtful: list[tuple[float, int, ShownImage]] = []
+        self._started = time.monotonic()
 
     def add(self, item: ImageItem, prediction: Prediction) -> None:
-        """Count a prediction."""
-        number, self.images = self.images, self.images + 1
+        """Count a prediction, and keep its image if the page may show it."""
+        self.count(prediction)
         if prediction.failure is not None:
-            self.reasons[prediction.failure.reason] += 1
             if len(self.failed) < MAX_FAILURES:
                 self.failed.append(prediction)
             return
         self.classes[prediction.classes[0]] += 1
-        if prediction.label is not None:
-            self.labelled += 1
-            self.correct += prediction.label == prediction.classes[0]
         if self.pictures:
-            self._choose(ShownImage(number, item, prediction))
-
-    @property
-    def failures(self) -> int:
-        return self.reasons.total()
+            self._keep(ShownImage(self.images - 1, item, prediction))
 
     @property
     def seconds(self) -> float:
@@ -71,9 +58,9 @@ class PredictionSummary:
         return time.monotonic() - self._started
 
     @property
-    def accuracy(self) -> float | None:
-        """Top-1 as a fraction of the labelled images that have a prediction; None without labels."""
-        return self.correct / self.labelled if self.labelled else None
+    def sample(self) -> list[ShownImage]:
+        """Random images that have a prediction, at most MAX_PICTURES."""
+        return self._sample.items
 
     @property
     def doubtful(self) -> list[ShownImage]:
@@ -95,22 +82,14 @@ class PredictionSummary:
         seconds = self.seconds
         lines = [f"{format_count(self.images, 'image')} in {seconds:.1f} s, {self.images / seconds:,.1f} images/s"]
         lines.append(f"probabilities: {self.calibration}")
-        if self.accuracy is not None:
-            lines.append(f"top-1 {self.accuracy:.2%} of {format_count(self.labelled, 'labelled image')}")
-        if self.failures:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.reasons.items()))
-            lines.append(f"no prediction for {format_count(self.failures, 'image')}: {reasons}")
+        lines += self.result_lines()
         if self.reasons.keys() & CONVERTIBLE and not self.predictor.options.convert:
             lines.append("--convert predicts images of other formats and depths too")
         return "\n".join(lines)
 
-    def _choose(self, image: ShownImage) -> None:
-        """Keep a uniform sample (Vitter 1985, algorithm R) and the most doubtful images."""
-        seen = self.images - self.failures
-        if seen <= MAX_PICTURES:
-            self.sample.append(image)
-        elif (place := self._random.randrange(seen)) < MAX_PICTURES:
-            self.sample[place] = image
+    def _keep(self, image: ShownImage) -> None:
+        """Keep a uniform sample and the most doubtful images."""
+        self._sample.add(image)
         entry = (-image.prediction.probabilities[0], -image.number, image)
         if len(self._doubtful) < MAX_DOUBTFUL:
             heapq.heappush(self._doubtful, entry)

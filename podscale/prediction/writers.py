@@ -43,12 +43,17 @@ def row_of(prediction: Prediction) -> dict[str, Any]:
     }
 
 
+def line_of(prediction: Prediction) -> str:
+    """Return a prediction as a line of JSON."""
+    return json.dumps(row_of(prediction)) + "\n"
+
+
 class JsonLinesWriter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, prediction: Prediction) -> None:
-        self._stream.write(json.dumps(row_of(prediction)) + "\n")
+        self._stream.write(line_of(prediction))
 
 
 class CsvWriter:

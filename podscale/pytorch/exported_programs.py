@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from podscale.config import RunConfig
+from podscale.config.export import EXPORT_METADATA_FILE
 from podscale.errors import InputError
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.evaluator import mean_logits
 from podscale.pytorch.models import build_model
-from podscale.pytorch.models.external import first_line
 from podscale.pytorch.train_state import load_weights_file
 from podscale.pytorch.world import World
 from podscale.runs.model_files import EvaluatedModel
+from podscale.util.formatting import first_line
 
 EXAMPLE_IMAGES = 2
 """Batch of the example inputs; a batch of 1 would become a constant."""
@@ -78,10 +79,9 @@ def export_onnx(module: nn.Module, example: Tensor, path: Path, metadata: Mappin
     size = sum(array.nbytes for array in (*module.parameters(), *module.buffers()))
     if size > LARGEST_ONNX_BYTES:
         raise InputError("an ONNX file holds at most 2 GiB", field="--format", got=f"onnx, {size} bytes of weights")
-    exported = _exported_program(module, example)
     with _export_errors("onnx"):
         program: Any = torch.onnx.export(
-            exported,
+            _exported_program(module, example),
             (example,),
             dynamo=True,
             input_names=["images"],
@@ -95,30 +95,25 @@ def export_onnx(module: nn.Module, example: Tensor, path: Path, metadata: Mappin
         program.save(str(path), external_data=False)
 
 
-def export_program(module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], member: str) -> None:
+def export_program(module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a file of torch.export with a dynamic batch.
 
     Args:
         example: as in `export_onnx`.
-        member: name of the extra file with the metadata.
     """
-    exported = _exported_program(module, example)
     with _export_errors("torch-export"), path.open("wb") as file:
-        torch.export.save(exported, file, extra_files={member: json.dumps(dict(metadata))})
+        torch.export.save(_exported_program(module, example), file, extra_files=_extra_files(metadata))
 
 
-def export_torchscript(
-    module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str], member: str
-) -> None:
+def export_torchscript(module: nn.Module, example: Tensor, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a traced TorchScript file.
 
     Args:
         example: as in `export_onnx`.
-        member: name of the extra file with the metadata.
     """
     with _export_errors("torchscript"), torch.inference_mode():
         traced: Any = torch.jit.trace(module, example, check_trace=False)
-        torch.jit.save(traced, str(path), _extra_files={member: json.dumps(dict(metadata))})
+        torch.jit.save(traced, str(path), _extra_files=_extra_files(metadata))
 
 
 def write_weights(source: Path, path: Path, metadata: Mapping[str, str]) -> None:
@@ -165,8 +160,11 @@ def example_input(config: RunConfig, *, preprocessing: bool) -> Tensor:
 
 
 def _exported_program(module: nn.Module, example: Tensor) -> Any:
-    with _export_errors("torch-export"):
-        return torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    return torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def _extra_files(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {EXPORT_METADATA_FILE: json.dumps(dict(metadata))}
 
 
 @contextmanager

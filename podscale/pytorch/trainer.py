@@ -23,7 +23,12 @@ from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.auto import relative_error
 from podscale.pytorch.batch_norm import assign_batch_norm_groups
-from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics, running_statistics_weight
+from podscale.pytorch.batch_norm.layer import (
+    BatchNormMomenta,
+    RunningStatistics,
+    fuse_batch_norm,
+    running_statistics_weight,
+)
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator
@@ -275,4 +280,7 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     model = build_model(config.model, classes)
     model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
     set_stem_compute(model, config.train.stem_compute)
+    train = config.train
+    if train.fused_kernels == "auto" and world.on_gpu and train.channels_last and train.compile == "off":
+        fuse_batch_norm(model, world.device)
     return model.train()

@@ -14,11 +14,12 @@ from podscale.config import RunConfig
 from podscale.config.start import HUB_PATTERN
 from podscale.data.manifest import classes_sha256
 from podscale.errors import InputError
-from podscale.pytorch.models.external import first_line, import_library
+from podscale.pytorch.models.external import import_library
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, read_model
 from podscale.training.initial_weights import SourceWeights
 from podscale.util.files import file_sha256
+from podscale.util.formatting import first_line
 
 FIELD = "train.start_from.weights"
 NESTED_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "model_state", "params")

@@ -10,22 +10,27 @@ from podscale.version import VERSION
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Blocks scripts and remote content, so that a missing escape cannot fetch or run anything."""
+FRAME_POLICY = "; frame-src 'self'"
+"""Also lets a report show the demo page beside it."""
 
 
 def render_page(data: ReportData) -> str:
     body = [section(data) for section in sections.SECTIONS]
     return render_framed_page(
-        f"{data.name}: Podscale report", body, "Everything on this page was read from the run directory."
+        f"{data.name}: Podscale report",
+        body,
+        "Everything on this page was read from the run directory.",
+        CONTENT_SECURITY_POLICY + FRAME_POLICY,
     )
 
 
-def render_framed_page(title: str, body: Any, origin: str) -> str:
+def render_framed_page(title: str, body: Any, origin: str, policy: str = CONTENT_SECURITY_POLICY) -> str:
     """Render an HTML document in the style of reports; `origin` is a sentence for the footer."""
     style = Markup((resources.files(__package__) / "style.css").read_text(encoding="utf-8"))
     head = tag(
         "head",
         void_tag("meta", charset="utf-8"),
-        void_tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_SECURITY_POLICY),
+        void_tag("meta", http_equiv="Content-Security-Policy", content=policy),
         void_tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         void_tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),

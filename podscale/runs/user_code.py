@@ -18,7 +18,7 @@ from podscale.config import RunConfig
 from podscale.config.identity import Difference
 from podscale.errors import InputError
 from podscale.runs.directory import local_path
-from podscale.util.code_archive import MAX_BUNDLE_BYTES, CodeArchive, changed_files, pack_code
+from podscale.util.code_archive import CodeArchive, changed_files, pack_code
 from podscale.util.files import write_atomically
 
 MODEL_CODE = "code.tar"
@@ -30,6 +30,7 @@ FOLDER_PREFIX = "podscale-code-"
 
 
 def archive_path(workspace: str, sha256: str) -> Path:
+    """Return the path of an archive in a workspace."""
     return local_path(workspace) / "code" / f"{sha256}.tar"
 
 
@@ -113,7 +114,7 @@ def imported_from(archive: CodeArchive | None) -> Iterator[None]:
 def _first_on_path(folder: str) -> Iterator[None]:
     """Put a folder first on the import path of this process and its children; blocks of several threads may overlap."""
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *_python_path()])
-    # Otherwise `python -m`, by which ranks are started, puts the working directory, with files of today, before it.
+    # Otherwise `python -m`, which starts the ranks, puts the working directory before it; files there may be newer.
     os.environ.setdefault("PYTHONSAFEPATH", FOLDER_PREFIX)
     sys.path.insert(0, folder)
     try:
@@ -187,7 +188,7 @@ def bundle_code(config: RunConfig) -> RunConfig:
     archive = pack_code(Path(launch.code))
     hint = "Load the document again."
     text = _checked(archive, config.run.code, "launch.code", hint).to_text()
-    if len(text) > MAX_BUNDLE_BYTES:
+    if text is None:
         return config
     return config.model_copy(update={"launch": launch.model_copy(update={"code_bundle": text})})
 

@@ -109,7 +109,7 @@ class _Routes:
         return JSONResponse(self._state.description, headers=self._headers())
 
     async def ready(self, request: Request) -> Response:
-        """Answer 200 if every process has predicted its first batches, and none is asked to stop."""
+        """Answer 200 if every process has predicted its first batches, and this one was not asked to stop."""
         state = self._state
         if state.is_draining:
             return _plain("draining", HTTPStatus.SERVICE_UNAVAILABLE)
@@ -173,7 +173,7 @@ def _counted(metrics: ServingMetrics, handler: Handler) -> Handler:
         except RequestError as error:
             response = _refusal(error)
         except ClientDisconnect:
-            response = Response(status_code=CLIENT_CLOSED)  # nobody receives it
+            response = Response(status_code=CLIENT_CLOSED)  # the client does not receive it
         except Exception:
             metrics.count_request(HTTPStatus.INTERNAL_SERVER_ERROR, time.monotonic() - started)
             raise

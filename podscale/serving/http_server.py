@@ -21,7 +21,7 @@ from podscale.serving.app import ServerState, build_app
 KEEP_ALIVE_SECONDS = 20
 """Time for which an idle connection is kept after an answer, seconds."""
 SWEEP_TICKS = 5
-"""Ticks of uvicorn's loop, of 0.1 s, between two looks at slow connections."""
+"""Ticks of uvicorn's loop (0.1 s) between two checks for slow connections."""
 
 
 class ServingConfig(uvicorn.Config):
@@ -47,7 +47,7 @@ class ServingConfig(uvicorn.Config):
 
 
 class Connection(H11Protocol):
-    """Connection that knows since when it waits for a request."""
+    """Connection with the time since which it waits for a request."""
 
     config: ServingConfig
 

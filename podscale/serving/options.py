@@ -26,7 +26,6 @@ class ServeOptions:
         queue: images that are decoded or wait for the model; further requests get 503.
         top: classes of each prediction if a request does not say.
         convert: convert images of other formats and depths, as `data.policy=convert`.
-        calibrate: divide the logits by the temperature that the run's evaluation fitted.
         max_request_mib: largest body of a request, MiB.
         request_seconds: time for the headers of a request to arrive, and for its body, seconds.
         max_connections: open connections; for another one, the oldest without a complete request is closed.
@@ -43,7 +42,6 @@ class ServeOptions:
     queue: int = 256
     top: int = 5
     convert: bool = False
-    calibrate: bool = True
     max_request_mib: int = 64
     request_seconds: float = 20.0
     max_connections: int = 512

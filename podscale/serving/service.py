@@ -14,9 +14,9 @@ from podscale.data.decode import Pixels
 from podscale.prediction.decoded_chunks import prepare_or_fail
 from podscale.prediction.image_inputs import EncodedImage, Failure
 from podscale.prediction.model import Classifier, PredictionModel
-from podscale.prediction.predictor import NOT_FINITE, Prediction, top_classes
+from podscale.prediction.predictor import NOT_FINITE, Prediction, predictions_of
 from podscale.prediction.preparation import ImagePreparer
-from podscale.serving.batcher import Batcher
+from podscale.serving.batcher import Batcher, LogProbabilities
 from podscale.serving.metrics import ServingMetrics
 from podscale.serving.options import ServeOptions
 from podscale.serving.uploads import RequestError, Upload, parse_uploads
@@ -84,27 +84,25 @@ class ClassificationService:
 
     async def _classify(self, upload: Upload, top: int) -> Prediction:
         pixels = await asyncio.get_running_loop().run_in_executor(self._decoders, self._prepare, upload)
-        outcome = pixels if isinstance(pixels, Failure) else await self._predict(pixels, upload.name, top)
-        if isinstance(outcome, Failure):
-            self._metrics.count_image_failure(outcome.reason)
-            return Prediction(upload.name, failure=outcome)
-        self._metrics.count_images(1)
-        return outcome
+        row = pixels if isinstance(pixels, Failure) else await self._log_probabilities(pixels)
+        if isinstance(row, Failure):
+            prediction = Prediction(upload.name, failure=row)
+        else:
+            (prediction,) = predictions_of(self.model, [(upload.name, None)], row[np.newaxis], top)
+        if prediction.failure is None:
+            self._metrics.count_image()
+        else:
+            self._metrics.count_image_failure(prediction.failure.reason)
+        return prediction
 
     def _prepare(self, upload: Upload) -> Pixels | Failure:
         return prepare_or_fail(self._preparer, upload.name.encode(), lambda: EncodedImage(upload.data))
 
-    async def _predict(self, pixels: Pixels, name: str, top: int) -> Prediction | Failure:
+    async def _log_probabilities(self, pixels: Pixels) -> LogProbabilities | Failure:
         try:
-            row = await self._batcher.submit(pixels)
+            return await self._batcher.submit(pixels)
         except Exception as error:  # of the model, on this image's batch
             return Failure(MODEL_FAILED, f"{type(error).__name__}: {error}"[:200])
-        temperature = self.model.temperature or 1.0
-        order, probabilities = top_classes(row[np.newaxis], min(top, len(row)), temperature)
-        if not np.isfinite(probabilities[0, 0]):
-            return Failure(NOT_FINITE, "the model's output is not a number")
-        names = tuple(self.model.classes[index] for index in order[0].tolist())
-        return Prediction(name, None, names, tuple(probabilities[0].tolist()), temperature)
 
     @contextmanager
     def _admit(self, images: int) -> Iterator[None]:

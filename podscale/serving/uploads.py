@@ -10,8 +10,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from podscale.util.formatting import printable
 
 MULTIPART = "multipart/form-data"
-RAW_TYPES = ("", "image/", "application/octet-stream")
-"""Beginnings of the content types of a body that is one image."""
+RAW_TYPES = ("", "application/octet-stream")
+"""Content types of a body that is one image, besides image/*."""
 MAX_NAME_LENGTH = 200
 """Longest file name of an answer, characters."""
 
@@ -35,7 +35,7 @@ class Upload:
 def media_type(content_type: str) -> str:
     """Return the type of a Content-Type header without its parameters. Raises RequestError for an unusable one."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind != MULTIPART and not any(kind == raw or (raw and kind.startswith(raw)) for raw in RAW_TYPES):
+    if kind not in (MULTIPART, *RAW_TYPES) and not kind.startswith("image/"):
         detail = f"{printable(kind)[:100]}: send an image with Content-Type image/jpeg, or files as {MULTIPART}"
         raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unusable_content_type", detail)
     return kind

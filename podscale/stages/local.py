@@ -190,6 +190,13 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     return stage.outcome
 
 
+def detached_report(config: RunConfig) -> str:
+    """Return the report without links to exported files, for viewers that show it away from the run directory."""
+    from podscale.report.demo_page_link import without_demo_link
+
+    return without_demo_link(RunDirectory.for_config(config).report.read_text(encoding="utf-8"))
+
+
 def export(config: RunConfig, shard_set: str) -> StageOutcome:
     """Write the exported files of the document to <run>/export, each compared with the model."""
     from podscale.export.run_exports import export_run

@@ -29,6 +29,13 @@ FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
 RANK_LABELS = ("run", "rank")
 POD_LABELS = ("run",)
 SERVER_LABELS = ("model", "process")
+COMMON_LABELS: Mapping[Exporter, tuple[str, ...]] = {
+    "every rank": RANK_LABELS,
+    "rank 0": RANK_LABELS,
+    "sharding": POD_LABELS,
+    "supervisor": POD_LABELS,
+    "server": SERVER_LABELS,
+}
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,7 @@ class MetricSpec:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        common = {"every rank": RANK_LABELS, "rank 0": RANK_LABELS, "server": SERVER_LABELS}
-        return (*common.get(self.exporter, POD_LABELS), *self.own_labels)
+        return (*COMMON_LABELS[self.exporter], *self.own_labels)
 
     @property
     def series(self) -> str:
@@ -236,7 +242,7 @@ METRICS = (
         "every rank",
         "Training images that the native extension left to the reference path, by reason.",
         "images",
-        {"reason": ("format", "size", "data")},
+        {"reason": ("format", "size", "data", "index")},
     ),
     # checkpoints and launches
     MetricSpec(

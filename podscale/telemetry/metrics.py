@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from podscale.telemetry.catalogue import CATALOGUE
 from podscale.telemetry.phases import PHASES, PhaseClock
@@ -55,7 +52,7 @@ class Interval:
         return self.images / self.seconds if self.seconds > 0 else 0.0
 
 
-class TrainMetrics(Collector):
+class TrainMetrics:
     """Metrics of one training rank, in `registry`, with the labels `run` and `rank`.
 
     Counters start at 0. Gauges exist once they are set; rank 0 sets loss, learning rate, epoch, evaluation and
@@ -69,13 +66,12 @@ class TrainMetrics(Collector):
         self.values.declare(*(name for name in TRAIN_COUNTERS if rank == 0 or CATALOGUE[name].exporter != "rank 0"))
         self.values.set_info("train_run_info", {"version": VERSION, **(info or {})})
         self._clock = PhaseClock()
-        self._buckets = [0] * (len(STEP_SECONDS_BUCKETS) + 1)
-        self._step_seconds = 0.0
+        self._step_seconds = self.values.histogram("train_step_duration_seconds", STEP_SECONDS_BUCKETS)
         self._images = 0
         self._flops, self._flops_per_image = 0.0, 0.0
         self._interval_start = (0, 0, perf_counter(), dict.fromkeys(PHASES, 0.0))
         self.values.on_collect(self._copy_counters)
-        registry.register(self)
+        registry.register(self.values)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that adds its time to a phase of PHASES; an inner phase interrupts an outer one."""
@@ -85,8 +81,7 @@ class TrainMetrics(Collector):
         """Count one step: this rank's images and the wall time since the last step, seconds."""
         self._images += images
         self._flops += images * self._flops_per_image
-        self._step_seconds += seconds
-        self._buckets[bisect_left(STEP_SECONDS_BUCKETS, seconds)] += 1
+        self._step_seconds.observe(seconds)
         self.values.set("train_last_step_timestamp_seconds", time())
 
     def set_state(
@@ -132,6 +127,7 @@ class TrainMetrics(Collector):
         self._set(train_peak_flops=peak or None)
 
     def set_flops_per_image(self, flops: float) -> None:
+        """Set `flops`, the FLOPs of an image forward and backward, as after a change of the image size."""
         self._flops_per_image = flops
 
     def set_all_reduce_info(self, info: Mapping[str, str]) -> None:
@@ -170,36 +166,18 @@ class TrainMetrics(Collector):
     def take_interval(self) -> Interval:
         """Return the interval since the last call or the start, for the event log; call it on the training thread."""
         steps, images, start, phases = self._interval_start
-        self._interval_start = (sum(self._buckets), self._images, perf_counter(), self._clock.seconds())
+        self._interval_start = (self._step_seconds.count, self._images, perf_counter(), self._clock.seconds())
         end_steps, end_images, end, end_phases = self._interval_start
         seconds = {name: end_phases[name] - phases[name] for name in PHASES}
         return Interval(end_steps - steps, end_images - images, end - start, seconds)
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self.values.collect()
-        yield self._histogram()
-
-    def describe(self) -> list[Metric]:
-        """Return nothing, so that registration does not collect."""
-        return []
-
     def _copy_counters(self) -> None:
         values = self.values
         values.set("train_images", self._images)
-        values.set("train_steps", sum(self._buckets))
+        values.set("train_steps", self._step_seconds.count)
         values.set("train_model_flops", self._flops)
         for name, seconds in self._clock.seconds().items():  # a counter must not fall, even after a torn read
             values.set("train_phase_seconds", max(values.get("train_phase_seconds", name), seconds), name)
-
-    def _histogram(self) -> Metric:
-        counts, cumulative, total = list(self._buckets), [], 0
-        for bound, count in zip((*(f"{bound:.6g}" for bound in STEP_SECONDS_BUCKETS), "+Inf"), counts, strict=True):
-            total += count
-            cumulative.append((bound, total))
-        family: Any = CATALOGUE["train_step_duration_seconds"].family()
-        family.add_metric(self.values.common_label_values, cumulative, self._step_seconds)
-        assert isinstance(family, Metric)
-        return family
 
     def _set(self, **values: float | None) -> None:
         for name, value in values.items():

@@ -10,9 +10,10 @@ a slow or hostile scraper cannot slow a rank.
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,26 @@ class SampleSource(Protocol):
         ...
 
 
+class Histogram:
+    """Counts of values by upper bound, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def sample(self) -> tuple[list[tuple[str, int]], float]:
+        """Return the number of values up to each bound, as text, and the sum of all values."""
+        bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(list(self._counts)), strict=True)), self._sum
+
+
 class MetricRegistry(Collector):
     """Values of metrics with the same common labels, such as run and rank; register it with a CollectorRegistry.
 
@@ -56,11 +77,8 @@ class MetricRegistry(Collector):
         self._values: dict[str, dict[Labels, float]] = {}
         self._summaries: dict[str, dict[Labels, tuple[int, float]]] = {}
         self._infos: dict[str, dict[str, str]] = {}
+        self._histograms: dict[str, Histogram] = {}
         self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def common_label_values(self) -> list[str]:
-        return [*self._common.values()]
 
     def declare(self, *names: str) -> None:
         """Set counters and summaries to 0 for every combination of label values in the catalogue."""
@@ -88,6 +106,12 @@ class MetricRegistry(Collector):
         count, total = self._summaries[name][labels]
         self._summaries[name][labels] = (count + 1, total + value)
 
+    def histogram(self, name: str, bounds: Sequence[float]) -> Histogram:
+        """Return the new histogram of a metric without labels of its own, which is exported from 0 on."""
+        assert not self._own_labels(name), name
+        self._histograms[name] = Histogram(bounds)
+        return self._histograms[name]
+
     def set_info(self, name: str, labels: Mapping[str, str]) -> None:
         self._infos[name] = {key: sanitize_label(value) for key, value in labels.items()}
 
@@ -107,18 +131,23 @@ class MetricRegistry(Collector):
     def collect(self) -> Iterator[Metric]:
         for callback in list(self._callbacks):
             callback()
+        common = [*self._common.values()]
         for name, values in list(self._values.items()):
             family: Any = CATALOGUE[name].family()
             for labels, value in list(values.items()):
-                family.add_metric([*self.common_label_values, *labels], value)
+                family.add_metric([*common, *labels], value)
             yield family
         for name, summaries in list(self._summaries.items()):
             family = CATALOGUE[name].family()
             for labels, (count, total) in list(summaries.items()):
-                family.add_metric([*self.common_label_values, *labels], count, total)
+                family.add_metric([*common, *labels], count, total)
             yield family
         for name, info in list(self._infos.items()):
             yield CATALOGUE[name].info({**self._common, **info})
+        for name, histogram in list(self._histograms.items()):
+            family = CATALOGUE[name].family()
+            family.add_metric(common, *histogram.sample())
+            yield family
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registration does not collect."""

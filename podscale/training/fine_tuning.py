@@ -1,6 +1,5 @@
 """Parts of a model in fine-tuning: its classifier, frozen parameters, and factors of the learning rate."""
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -8,6 +7,7 @@ from fnmatch import fnmatchcase
 from podscale import models
 from podscale.config import ModelSection, RunConfig, TrainSection
 from podscale.errors import InputError
+from podscale.util.formatting import suggest_similar
 
 HEAD = "head"
 """Pattern that stands for the classifier."""
@@ -141,8 +141,5 @@ def _matches(name: str, pattern: str, head: Sequence[str]) -> bool:
 def _check_pattern(pattern: str, names: Sequence[str], head: Sequence[str], field: str) -> None:
     if any(_matches(name, pattern, head) for name in names):
         return
-    similar = difflib.get_close_matches(pattern, names, 1, 0.6)
-    hint = (
-        f"Did you mean {similar[0]}?" if similar else f"Examples of names are {', '.join(names[-2:])}; * matches any."
-    )
+    hint = suggest_similar(pattern, names) or f"Examples of names are {', '.join(names[-2:])}; * matches any."
     raise InputError("no parameter has this name", field=field, got=pattern, hint=hint)

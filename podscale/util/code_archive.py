@@ -21,10 +21,14 @@ IGNORE_FILE = ".podscaleignore"
 IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".ipynb_checkpoints/", IGNORE_FILE)
 """Patterns of files that are never part of an archive."""
 MAX_ARCHIVE_BYTES = 16 * 2**20
+"""Maximal size of the files of an archive, bytes."""
 MAX_BUNDLE_BYTES = 64 * 2**10
 """Maximal length of an archive as text in the document of pods, which is an environment variable."""
+_BLOCK_BYTES = 64 * 2**10
+"""Bytes that are compressed at a time."""
 _DAMAGED = "not an archive of Podscale"
 FIELD = "launch.code"
+"""Option of the run document, for errors."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,18 @@ class CodeArchive:
         except tarfile.TarError as error:
             raise InputError(f"{_DAMAGED} ({error})", field=FIELD) from error
 
-    def to_text(self) -> str:
-        """Return the archive as compressed text, without the `$` and `{{` that Kubernetes and Argo would replace."""
-        return base64.b64encode(lzma.compress(self.data, preset=9)).decode("ascii")
+    def to_text(self) -> str | None:
+        """Return the archive as compressed text of MAX_BUNDLE_BYTES at most; None if it would be longer.
+
+        The text is without the `$` and `{{` that Kubernetes and Argo would replace.
+        """
+        compressor, compressed = lzma.LZMACompressor(preset=9), b""
+        for start in range(0, len(self.data), _BLOCK_BYTES):
+            compressed += compressor.compress(self.data[start : start + _BLOCK_BYTES])
+            if len(compressed) > MAX_BUNDLE_BYTES:  # 16 MiB would take 9 s, for each stage
+                return None
+        text = base64.b64encode(compressed + compressor.flush()).decode("ascii")
+        return text if len(text) <= MAX_BUNDLE_BYTES else None
 
     @classmethod
     def from_text(cls, text: str) -> "CodeArchive":

@@ -56,6 +56,12 @@ IGNORE_MEMORY: Final = "PODSCALE_IGNORE_MEMORY"
 KFP_TOKEN: Final = "PODSCALE_KFP_TOKEN"
 KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
 WEB_RUNTIME: Final = "PODSCALE_WEB_RUNTIME"
+MODEL_REGISTRY_TOKEN: Final = "PODSCALE_MODEL_REGISTRY_TOKEN"
+
+
+def cache_directory(name: str) -> Path:
+    """Return the folder `name` in the user's cache of Podscale, which may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / name
 
 
 class Variable(NamedTuple):
@@ -229,6 +235,13 @@ VARIABLES: Final = (
         "user",
         "export to HTML",
         "Archive of the npm package onnxruntime-web, for a page without npm or a network.",
+    ),
+    Variable(
+        MODEL_REGISTRY_TOKEN,
+        "text",
+        "user",
+        "export stage",
+        "Bearer token of the Kubeflow Model Registry; absent: the file that KF_PIPELINES_SA_TOKEN_PATH names.",
     ),
 )
 

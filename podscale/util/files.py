@@ -1,20 +1,26 @@
-"""Atomic writes of small files: a reader gets the old content or the new. Hash of a file."""
+"""Atomic writes of files: a reader gets the old content or the new. Hash of a file."""
 
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write `path` through a temporary file beside it, fsync and rename; the directory must exist."""
-    data = content.encode() if isinstance(content, str) else content
+@contextmanager
+def open_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path`; at the end of the block it takes that name by fsync and rename.
+
+    After an error it is deleted. Its name is unique, so several processes may write `path` at the same time. The
+    directory must exist.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
@@ -23,6 +29,12 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         Path(name).unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write `path` through a temporary file beside it, fsync and rename; the directory must exist."""
+    with open_atomically(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any) -> None:

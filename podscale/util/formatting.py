@@ -1,7 +1,8 @@
 """Formatting of numbers and of untrusted text (class names, paths, messages) for display."""
 
+import difflib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def format_count(number: int, noun: str) -> str:
@@ -56,3 +57,14 @@ def one_line(value: str | bytes) -> str:
 
 def _is_printable(c: str) -> bool:
     return c in "\n\t" or c.isprintable() or unicodedata.category(c) == "Zs"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; the name of its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def suggest_similar(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the hint with the known name that is most similar; "" if none is."""
+    similar = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f"Did you mean {prefix}{similar[0]}?" if similar else ""

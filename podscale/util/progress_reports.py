@@ -10,7 +10,7 @@ from typing import Literal
 
 from podscale.util import env
 
-ProgressStage = Literal["list", "pack", "merge", "verify", "evaluate", "predict"]
+ProgressStage = Literal["list", "pack", "merge", "verify", "index", "evaluate", "predict"]
 
 
 @dataclass(frozen=True)

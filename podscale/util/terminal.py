@@ -11,7 +11,7 @@ from typing import Literal, TextIO
 
 from podscale.errors import ExitCode
 from podscale.util.formatting import format_count, format_duration
-from podscale.util.progress_reports import ProgressUpdate
+from podscale.util.progress_reports import ProgressCallback, ProgressUpdate, ignore_progress
 
 ANSI_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 BAR_WIDTH = 24
@@ -77,6 +77,13 @@ class ProgressLine:
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
             self._drawn = ""
+
+
+def progress_callback(progress: bool | ProgressCallback) -> ProgressCallback:
+    """Return the callback of an argument: a function, True for a line on standard error, or False for nothing."""
+    if callable(progress):
+        return progress
+    return ProgressLine(sys.stderr) if progress else ignore_progress
 
 
 def format_progress(progress: ProgressUpdate) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from podscale.cli.documents import render_server
 from podscale.cli.options import ServerOptions
-from podscale.config import RunConfig
+from podscale.config import RunConfig, dumps
 from tests.cluster.cluster import Cluster
 from tests.cluster.test_job_manifests import create
 from tests.cluster.training import document
@@ -69,8 +69,6 @@ with urllib.request.urlopen(urllib.request.Request(sys.argv[1], body, headers), 
 @pytest.fixture(scope="module")
 def config(cluster: Cluster, namespace: str, image: str) -> RunConfig:
     """Document of a run whose model and pictures are in the claim."""
-    from podscale.config import dumps
-
     config = document(image, RUN, *SETTINGS)
     cluster.run(namespace, image, "python3", "-c", MODEL, dumps(config))
     return config

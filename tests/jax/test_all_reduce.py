@@ -13,6 +13,7 @@ from podscale.config.train import AllReduceSection
 from podscale.jax.all_reduce import build_all_reduce
 from podscale.jax.mesh import RANKS, arrange_devices
 from tests.support.refusals import refused
+from tests.support.xla import list_groups
 
 DEVICES = 8
 GRIDS = {"one row": (1, 1, 8), "two rows": (1, 2, 4), "two slices": (2, 2, 2), "one column": (1, 8, 1)}
@@ -31,7 +32,7 @@ def mapped(body: Any, mesh: Mesh, outputs: Any) -> Any:
 
 def collectives(text: str) -> list[tuple[str, int, str]]:
     """Return kind, elements of the result, and groups of each collective in a compiled program."""
-    return [(kind, int(size or 1), groups) for size, kind, groups in COLLECTIVE.findall(text)]
+    return [(kind, int(size or 1), groups) for size, kind, groups in COLLECTIVE.findall(list_groups(text))]
 
 
 def rows_of(shape: tuple[int, int, int]) -> str:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.jax.batch_norm import BatchNorm, ChannelStatistics, assign_batch_norm_groups
 from podscale.jax.mesh import RANKS, arrange_devices
+from tests.support.xla import list_groups
 
 DEVICES, CHANNELS, EPS, MOMENTUM = 8, 5, 1e-5, 0.1
 Values = np.ndarray[Any, Any]
@@ -115,7 +116,7 @@ def test_forward_and_backward_send_one_message_each() -> None:
     specs = {"in_specs": (PartitionSpec(RANKS), PartitionSpec()), "out_specs": PartitionSpec(RANKS)}
     mapped = jax.jit(jax.shard_map(body, mesh=mesh, check_vma=False, **specs))
     shapes = jax.ShapeDtypeStruct((16, 3, 4, CHANNELS), "float32"), jax.ShapeDtypeStruct((CHANNELS,), "float32")
-    text = mapped.lower(*shapes).compile().as_text()
+    text = list_groups(mapped.lower(*shapes).compile().as_text())
     messages = [line for line in text.splitlines() if " all-reduce(" in line]
     assert len(messages) == 2
     assert all(f"f32[2,{CHANNELS}]" in line and "{{0,1,2,3},{4,5,6,7}}" in line for line in messages)

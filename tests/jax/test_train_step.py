@@ -20,6 +20,7 @@ from podscale.jax.models import initialise
 from podscale.jax.train_step import STATUS_LENGTH, DeviceState, StepInputs, TrainStep, build_train_step
 from podscale.pytorch.models import build_model as build_torch_model
 from tests.support.refusals import refused
+from tests.support.xla import list_groups
 
 pytestmark = pytest.mark.timeout(900)  # compiles whole steps, possibly on a busy machine
 CLASSES, BATCH, UPDATES, SAMPLES = 10, 32, 3, 320
@@ -173,7 +174,9 @@ def check_collectives(sharded: Trained) -> None:
     """
     layers = len(sharded.arrays["statistics"]) // 2
     buckets = len(sharded.step.layout.lengths)
-    result = re.findall(r" (reduce-scatter|all-reduce|all-gather)\((.*?)\), .*?replica_groups=(\S+),", sharded.program)
+    result = re.findall(
+        r" (reduce-scatter|all-reduce|all-gather)\((.*?)\), .*?replica_groups=(\S+),", list_groups(sharded.program)
+    )
     operand_counts = Counter()
     for kind, operands, groups in result:
         operand_counts[kind, groups] += operands.count("%")

@@ -60,6 +60,7 @@ class PaperGpu:
         self.copies: list[str] = []
         self.mixed: list[str] = []
         self.operators: Counter[str] = Counter()
+        self.kernel_bytes: Counter[str] = Counter()
         self.collectives: list[tuple[str, str, int, str, int]] = []
         """(group, operator, elements, dtype, root or peer) of each call, in order."""
         self.first_used_in_capture: list[str] = []

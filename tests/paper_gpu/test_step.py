@@ -30,6 +30,12 @@ CASES: dict[str, dict[str, Any]] = {
             "schedule": {"learning_rate": 0.01},
         },
     },
+    "fused batch norm": {
+        "ranks": 8,
+        "image_size": 64,
+        "model": {"stem": "imagenet", "batch_norm": {"group": 4}},
+        "train": {**SHARDED_TORUS, "fused_kernels": "auto", "optimizer": {"name": "lars"}},
+    },
 }
 """Representative cases of `make test`."""
 

@@ -1,4 +1,4 @@
-"""Memory traffic of the compiled step of ResNet-50, by inductor's own count for an H100."""
+"""Memory traffic of a step of ResNet-50: compiled, by inductor's own count for an H100, and of the fused kernels."""
 
 import json
 import os
@@ -26,3 +26,23 @@ def test_the_compiled_step_stays_within_its_budget(stub: dict[str, str]) -> None
     gigabytes = (forward["bytes"] + backward["bytes"]) / 1e9
     assert 0.95 * BUDGET["gigabytes"] < gigabytes <= BUDGET["gigabytes"], report
     assert forward["kernels"] + backward["kernels"] <= BUDGET["kernels"], report
+
+
+OPTIMIZER_KERNELS = ("_norms_kernel", "_momentum_kernel")
+FUSED_GIGABYTES = 85.8
+"""Batch norm, ReLU, sums and pooling by the fused kernels, for the same images. Inductor counts 110 for them."""
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.timeout(900)
+def test_the_fused_kernels_stay_within_their_budget(session: Any) -> None:
+    report = session.run(
+        model={"name": "resnet50", "stem": "imagenet", "width": 64},
+        image_size=224,
+        steps=3,
+        train={"global_batch": 408, "fused_kernels": "auto"},
+    )
+    assert report["error"] == ""
+    sizes = {name: size for name, size in report["kernel_bytes"].items() if name not in OPTIMIZER_KERNELS}
+    gigabytes = sum(sizes.values()) / 1e9
+    assert 0.95 * FUSED_GIGABYTES < gigabytes <= FUSED_GIGABYTES, sizes

@@ -21,6 +21,7 @@ from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.models import resnet
 from podscale.pytorch import comm_queue, evaluator, trainer, world
+from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
@@ -94,6 +95,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "races": Counter(gpu.memory.races),
             "not_channels_last": strided + run.strided_activations if config.train.channels_last else [],
             "operators": sum(run.operators.values()),
+            "kernel_bytes": run.kernel_bytes,
             "counts": dict(run.operators.most_common()),
             "collectives": gpu.collectives,
             "layout": run.layout(),
@@ -152,6 +154,7 @@ class _Run:
         self.evaluator = self._build_evaluator(batches=2)
         self.strided_activations: list[str] = []
         self.operators: Counter[str] = Counter()
+        self.kernel_bytes: Counter[str] = Counter()
         self.host_waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         if config.train.channels_last:
@@ -176,9 +179,11 @@ class _Run:
             gpu.step += 1
             gpu.capturing = 1 < gpu.step == steps
             gpu.operators.clear()
+            gpu.kernel_bytes.clear()
             trainer.PyTorchTrainer.train_step(session, batch)
             gpu.capturing = False
         self.operators, self.host_waits = Counter(gpu.operators), Counter(gpu.host_waits)
+        self.kernel_bytes = Counter(gpu.kernel_bytes)
         self.copies = Counter(gpu.copies)
 
     def evaluate(self) -> None:
@@ -266,13 +271,32 @@ class PaperKernel:
         access = Access(gpu.stream.number, gpu.timeline.launch(gpu.stream.number), self._name, where())
         for position, tensor in tensors:
             gpu.memory.use(tensor, access, writes=position in self._writes)
+        # An argument that a kernel does not use is another one again. A view of an output is the output.
+        sizes = {tensor.untyped_storage()._cdata: tensor.numel() * tensor.element_size() for _, tensor in tensors}
+        gpu.kernel_bytes[self._name] += sum(sizes.values())
+
+
+KERNEL_OUTPUTS = {
+    (fused_momentum, "_norms_kernel"): (4, 5),
+    (fused_momentum, "_momentum_kernel"): (0, 2),
+    (fused_kernels, "_moments_kernel"): (1, 2),
+    (fused_kernels, "_finish_moments_kernel"): (4, 5, 6),
+    (fused_kernels, "_normalise_kernel"): (4, 5),
+    (fused_kernels, "_gradient_sums_kernel"): (7, 8, 9),
+    (fused_kernels, "_finish_gradient_sums_kernel"): (4,),
+    (fused_kernels, "_input_gradient_kernel"): (7,),
+    (fused_pool_kernels, "_pool_kernel"): (3, 4),
+    (fused_pool_kernels, "_pool_gradient_sums_kernel"): (5, 6),
+    (fused_pool_kernels, "_pool_input_gradient_kernel"): (8,),
+}
+"""Positions of the tensors that each Triton kernel writes."""
 
 
 @contextmanager
 def _paper_kernels(gpu: PaperGpu) -> Iterator[None]:
     with ExitStack() as stack:
-        for name, writes in (("_norms_kernel", (4, 5)), ("_momentum_kernel", (0, 2))):
-            stack.enter_context(mock.patch.object(fused_momentum, name, PaperKernel(gpu, name, writes)))
+        for (module, name), writes in KERNEL_OUTPUTS.items():
+            stack.enter_context(mock.patch.object(module, name, PaperKernel(gpu, name, writes)))
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.config.outside_code import GROUPS
+from podscale.util.plugins import GROUPS
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("podscale", "components", "pipelines")

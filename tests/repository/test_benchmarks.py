@@ -185,18 +185,26 @@ def unknown_part(command: str) -> str:
             return words[2]
         known = main.read_text(encoding="utf-8") + (BENCHMARKS / "harness.py").read_text(encoding="utf-8")
         return next((option for option in options if f'"{option}"' not in known), "")
-    if words[:2] != ["podscale", "study"]:
+    if words[0] != "podscale" or not (known_options := command_options(words[1:])):
         return command
-    return next((option for option in options if option not in study_options()), "") or unknown_study(words[2])
+    unknown_option = next((option for option in options if option not in known_options), "")
+    return unknown_option or (unknown_study(words[2]) if words[1] == "study" else "")
 
 
-def study_options() -> set[str]:
+def command_options(words: list[str]) -> set[str]:
+    """Return the options of a command of `podscale`, named by its first words; empty if there is none."""
     from typer.main import get_command
 
     from podscale.cli import app
 
-    study = get_command(app).commands["study"]  # type: ignore[attr-defined]
-    return {option for parameter in study.params for option in parameter.opts}
+    command = get_command(app)
+    for word in words:
+        if (commands := getattr(command, "commands", None)) is None:
+            break
+        if word not in commands:
+            return set()
+        command = commands[word]
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 def unknown_study(name: str) -> str:

@@ -50,8 +50,10 @@ import pytest
 from podscale.cli import main
 assert main(["bench", "train", "--help"]) == 0
 assert main(["bench", "train", "--no-such-option"]) == 2
+assert main(["bench", "input", "--source", "digits", "--loaders", "reference", "--seconds", "0.1"]) == 0
 assert main(["doctor", "--workspace", "/tmp", "--json"]) in (0, 2)
 import podscale.bench.sweep, podscale.pytorch.throughput_benchmark, podscale.pytorch.link_benchmark
+import podscale.pytorch.input_benchmark
 import podscale.pytorch.trainer, podscale.training.telemetry_files, podscale.data.loaders.build_loader
 """
 
@@ -79,21 +81,23 @@ def test_a_missing_package_is_found() -> None:
 
 
 def test_a_file_that_does_not_end_still_has_a_summary(tmp_path: Path) -> None:
-    """The session's own function runs three test files of which the second hangs."""
+    """The session's own functions run three test files, two at a time, of which the second hangs."""
     tests = tmp_path / "tests" / "gpu"
     tests.mkdir(parents=True)
     bodies = {"a": "assert True", "b": "time.sleep(600)", "c": "assert True"}
     for name, body in bodies.items():
         text = f"import time, pytest\npytestmark = pytest.mark.gpu\ndef test_quick(): pass\ndef test_it(): {body}\n"
         (tests / f"test_{name}.py").write_text(text, encoding="utf-8")
-    function = re.search(r"^tests\(\) \{.*?^\}", SCRIPT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert function is not None
-    shortened = function.group().replace('"$((limit < 300 ? limit : 300))"', "20")
-    assert shortened != function.group()
-    script = f"set -u; OUT={tmp_path} PYTHON={sys.executable} PYTHONPATH=\n{shortened}\ntests 100 'not compiled'"
-    subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    functions = re.findall(
+        r"^(?:run_test_file|tests)\(\) \{.*?^\}", SCRIPT.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert len(functions) == 2
+    settings = f"set -u; OUT={tmp_path} PYTHON={sys.executable} PYTHONPATH= JOBS=2"
+    script = "\n".join([settings, *functions, "tests 20"])
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
     summaries = re.findall(r"\d passed", (tmp_path / "gpu-tests.txt").read_text(encoding="utf-8"))
     assert summaries == ["2 passed", "1 passed", "2 passed"]
+    assert done.stdout.count(" passed") == 3
 
 
 def checks(python: Path | str, *packages: str, path: str = "") -> subprocess.CompletedProcess[str]:

@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 from PIL import Image
 
 from podscale.config.run_config import RunConfig
 from podscale.data import native
 from podscale.data.loaders.base import Loader
-from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, is_dali_installed
+from podscale.data.loaders.build_loader import (
+    build_evaluation_loader,
+    build_loader,
+    is_dali_installed,
+    open_shard_set,
+)
 from podscale.data.sampler import build_sampler, evaluation_steps
 from podscale.data.shard_set import ShardSet, Split
 from podscale.training.schedules import image_phases
 from tests.support.shard_set import encode_image, smooth_pixels
 
-IS_NATIVE = native.is_installed() and int(PIL.__version__.split(".")[0]) >= 13
-needs_native = pytest.mark.skipif(
-    not IS_NATIVE, reason="the native extension is not installed, or Pillow is older than 13 and has other pixels"
-)
-ON_CPU = "native" if IS_NATIVE else "reference"
+needs_native = pytest.mark.skipif(not native.is_installed(), reason="the native extension is not installed")
+ON_CPU = "native" if native.is_installed() else "reference"
 """Loader that `auto` takes on CPUs."""
 NATIVE = pytest.param("native", marks=needs_native)
 needs_dali = pytest.mark.skipif(not is_dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
@@ -40,7 +41,9 @@ def document(loader: str = "reference", batch: int = 8, size: int = 32, **sectio
 
 
 @contextmanager
-def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), world: int = 1) -> Iterator[Loader]:
+def open_loader(
+    config: RunConfig, split: Split, *, ranks: range = range(1), world: int = 1, device: str = "cpu"
+) -> Iterator[Loader]:
     """Yield a training loader of these ranks; it is closed twice."""
     loader = build_loader(
         config,
@@ -49,7 +52,7 @@ def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), wor
         phases=image_phases(config, len(split)),
         ranks=ranks,
         world_size=world,
-        device="cpu",
+        device=device,
     )
     try:
         yield loader
@@ -61,8 +64,24 @@ def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), wor
 def train(
     config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
 ) -> list[Any]:
-    with open_loader(config, ShardSet.open(directory).split("train"), ranks=ranks, world=world) as loader:
-        return list(loader.batches(start, stop))
+    return train_and_close(config, directory, start, stop, ranks=ranks, world=world)[0]
+
+
+def train_and_close(
+    config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
+) -> tuple[list[Any], Any]:
+    """Return the batches, and the closed loader."""
+    split = open_shard_set(str(directory), config).split("train")
+    with open_loader(config, split, ranks=ranks, world=world) as loader:
+        return list(loader.batches(start, stop)), loader
+
+
+def assert_same_batches(left: list[Any], right: list[Any]) -> None:
+    """Check that samples and pixels are the same to the bit."""
+    for one, other in zip(left, right, strict=True):
+        assert one.step == other.step
+        for name in ("keys", "labels", "weights", "images"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), (one.step, name)
 
 
 def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 1) -> list[Any]:

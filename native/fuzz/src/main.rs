@@ -1,10 +1,12 @@
 //! Coverage-guided fuzzing of the decoder, with AddressSanitizer. README.md has the commands.
 //!
-//! The first 8 bytes of an input choose the crop, the rest is the file. Both kernels must agree.
+//! The first 8 bytes of an input choose the crop, the rest is the file. Both kernels must agree, with a decode index and
+//! without. A changed entry under a right checksum must not crash.
 #![no_main]
 
-use _native::crop::{Crop, Cropper, Image};
+use _native::crop::{Crop, Cropper, Image, Resize, build_index};
 use _native::header;
+use _native::index;
 use _native::resample::Filter;
 use libfuzzer_sys::fuzz_target;
 
@@ -33,10 +35,22 @@ fuzz_target!(|input: &[u8]| {
     };
     assert!(crop.is_valid());
     let filter = if choice[7] & 2 == 2 { Filter::Bicubic } else { Filter::Bilinear };
-    let outputs = [false, true].map(|portable| {
+    let decode = |portable: bool, index: &[u8]| {
         let mut out = vec![0; 3 * SIZE * SIZE];
-        let result = Cropper::new(portable).run(Image::Jpeg(file), &crop, SIZE, filter, &mut out);
+        let image = Image::Jpeg { file, index };
+        let resize = Resize { size: SIZE, filter, rows_first: choice[7] & 4 == 4 };
+        let result = Cropper::new(portable).run(image, &crop, resize, &mut out);
         result.map(|()| out)
-    });
-    assert_eq!(outputs[0], outputs[1]);
+    };
+    let plain = decode(false, &[]);
+    assert_eq!(plain, decode(true, &[]));
+    let mut index = build_index(file, 1 + u16::from(choice[7] >> 5), usize::MAX);
+    if !index.is_empty() {
+        assert_eq!(plain, decode(false, &index));
+        assert_eq!(plain, decode(true, &index));
+        let at = 8 + part(choice[6] ^ choice[5], index.len() - 8);
+        index[at] ^= choice[7] | 1;
+        index::seal(&mut index, file);
+        let _ = decode(false, &index);
+    }
 });

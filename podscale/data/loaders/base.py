@@ -18,7 +18,8 @@ class Batch:
     """Images of one rank for one step of training or evaluation.
 
     Args:
-        images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor that any stream may read.
+        images: uint8 [n, height, width, 3]; a NumPy array, in pinned memory for a GPU, or a device tensor that any
+            stream may read.
         labels: int64 [n], class indices.
         keys: uint64 [n], sample keys.
         weights: float32 [n]; 1 for a sample, 0 for padding, which keeps shapes equal across ranks.

@@ -37,7 +37,7 @@ def build_loader(
     Args:
         phases: size and crop of the images by first step (`podscale.training.schedules.image_phases`).
         ranks: ranks of the sample order, of `world_size`, that this process computes.
-        device: torch's name (`cpu`, `cuda:0`) of the device on which a loader may decode.
+        device: torch's name (`cpu`, `cuda:0`) of the device that gets the batches, and on which a loader may decode.
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
     split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
@@ -57,15 +57,14 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
     """Resolve `auto` by device and installed software; on a CPU or with augmentation it decodes on the CPU."""
-    on_cpu = "native" if native.is_available() else "reference"
     if name == "auto":
         if has_augmentation or not device.startswith("cuda"):
-            return on_cpu
-        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else on_cpu
+            return _cpu_loader()
+        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else _cpu_loader()
     if name == "native":
         if not native.is_installed():
             log.warning("input.loader=native: the extension is not installed; the reference loader is slower")
-        return on_cpu
+        return _cpu_loader()
     if name == "dali" and not is_dali_installed():
         raise InputError(
             "DALI is not installed",
@@ -74,6 +73,27 @@ def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) ->
             hint="Run `pip install 'podscale[gpu]'`, or set input.loader=auto.",
         )
     return name
+
+
+def _cpu_loader() -> str:
+    return "native" if native.is_available() else "reference"
+
+
+def unavailable_reason(name: str, device: str) -> str:
+    """Return the reason why a loader that decodes images does not run on this machine with this device; "" if it does.
+
+    `native` without its extension is unavailable here, although `resolve_loader` has a substitute.
+    """
+    if name == "native" and not native.is_available():
+        found = "its pixels are not those of the installed Pillow" if native.is_installed() else "it is not installed"
+        return f"the native extension is not usable: {found}. `podscale doctor` prints the remedy."
+    if name == "dali" and not is_dali_installed():
+        return "DALI is not installed. Run `pip install 'podscale[gpu]'`."
+    if name == "nvjpeg" and not device.startswith("cuda"):
+        return "it decodes on a GPU, and the device is a CPU"
+    if name == "nvjpeg" and not _is_nvjpeg_available(device):
+        return "torchvision's decoder does not work on this GPU"
+    return ""
 
 
 def is_dali_installed() -> bool:
@@ -130,10 +150,16 @@ def _make_loader(
         from podscale.data.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
+    from podscale.data.loaders.batch_memory import image_allocator
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
     cpu_loader = NativeLoader if name == "native" else PillowLoader
     return cpu_loader(
-        batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
+        batch_plan,
+        guard,
+        workers=settings.workers,
+        prefetch=settings.prefetch,
+        decoded_bytes=decoded_bytes,
+        allocate=image_allocator(device),
     )

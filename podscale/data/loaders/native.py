@@ -1,7 +1,7 @@
 """Loader `native`: crops decoded by the extension, with the pixels of the loader `reference`.
 
-The extension decodes a batch in one call, in its own threads. What it refuses, the threads of the reference loader
-decode, with the same substitutes for bad records.
+The extension decodes a batch in one call, in its own threads, from the entries of the shards' decode indexes if there
+are any. What it refuses, the threads of the reference loader decode, with the same substitutes for bad records.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from PIL import Image
 from podscale.data.batch_plan import BatchPlan
 from podscale.data.decode import Pixels
 from podscale.data.loaders.base import BadRecordGuard
+from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
 from podscale.data.loaders.pillow import PendingBatch, PillowLoader
 from podscale.data.native import REASONS, CropDecoder
 
@@ -30,9 +31,18 @@ class NativeLoader(PillowLoader):
     """
 
     def __init__(
-        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+        self,
+        batch_plan: BatchPlan,
+        guard: BadRecordGuard,
+        *,
+        workers: int,
+        prefetch: int,
+        decoded_bytes: int = 0,
+        allocate: AllocateImages = allocate_pageable,
     ) -> None:
-        super().__init__(batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes)
+        super().__init__(
+            batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes, allocate=allocate
+        )
         self._decoder = CropDecoder(workers)
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")
         self._refusals = Counter(dict.fromkeys(REASONS.values(), 0))
@@ -65,6 +75,7 @@ class NativeLoader(PillowLoader):
             pending.crops,
             pending.images[:count],
             self._batch_plan.interpolation,
+            split.decode_indexes(rows),
         )
         refused = np.flatnonzero(status).tolist()
         self._refusals.update(REASONS[int(status[slot])] for slot in refused if slot not in to_keep)

@@ -1,18 +1,22 @@
 """nvJPEG loader: torchvision's JPEG decoder on a GPU, for machines without DALI.
 
-Whole images are decoded in batches; crop, resize and mirror follow on the GPU. Pixels differ from the reference by
-about one gray level: PIL resizes in fixed point, and nvJPEG rounds its transform differently. Images that nvJPEG cannot
+Whole images are decoded in batches. Crop, resize and mirror follow on the GPU, for a batch at once by Triton's kernels
+(see `crop_kernels`), or image by image where Triton cannot compile. Pixels differ from the reference by about one grey
+level, because nvJPEG rounds its transform differently and interpolates colours otherwise. Images that nvJPEG cannot
 decode (PNG, CMYK, damaged ones) go to the reference decoder, so that the same records count as bad.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
+from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
@@ -24,9 +28,14 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from podscale.config.data import Interpolation
 from podscale.data.batch_plan import BatchPlan, BatchRequest
-from podscale.data.crop import CropParams
+from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import BadRecord, decode
 from podscale.data.loaders.base import BadRecordGuard, Batch
+
+log = logging.getLogger("podscale.data")
+
+MOST_DIFFERENCE = 2
+"""Largest difference between crops in fixed point, rounded after each axis, and in fp32, grey levels."""
 
 
 class NvjpegLoader:
@@ -90,14 +99,24 @@ class NvjpegLoader:
         size, rows = self._batch_plan.image_size_at(request.step), request.rows.copy()
         images = torch.zeros(len(rows), size, size, 3, dtype=torch.uint8, device=self._device)
         decoded = self._decode(rows[: request.sample_count])
-        for slot, pixels in enumerate(decoded):
-            if pixels is None:
+        for slot, image in enumerate(decoded):
+            if image is None:
                 rows[slot], decoded[slot] = self._substitute(int(rows[slot]), int(request.epochs[slot]))
-        views = self._batch_plan.crops_of(request.step, rows, request.epochs)
-        for slot, pixels in enumerate(decoded):
-            assert pixels is not None
-            images[slot] = crop_and_resize(pixels, views[slot], size, self._batch_plan.interpolation)
+        pixels = [image.contiguous() for image in decoded if image is not None]
+        crops = self._batch_plan.crops_of(request.step, rows, request.epochs)
+        self._crop(pixels, crops, images[: len(pixels)])
         return replace(request, rows=rows), images
+
+    def _crop(self, pixels: list[Tensor], crops: CropParamsBatch, images: Tensor) -> None:
+        """Write the crops of decoded images to `images`."""
+        interpolation = self._batch_plan.interpolation
+        if self._device.type == "cuda" and has_crop_kernels(str(self._device)):
+            from podscale.data.loaders import crop_kernels  # needs Triton
+
+            crop_kernels.crop_batch(pixels, crops, interpolation, images)
+            return
+        for slot, image in enumerate(pixels):
+            images[slot] = crop_and_resize(image, crops[slot], images.shape[1], interpolation)
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
         """Return uint8 [3, height, width] on the device for each row; None if its size is not that of the index."""
@@ -159,6 +178,29 @@ def crop_and_resize(pixels: Tensor, crop: CropParams, size: int, interpolation: 
     # Negative amounts cut, positive ones add black.
     square = F.pad(part, (-crop.out_left, right, -crop.out_top, bottom))
     return (square.flip(2) if crop.flip else square).permute(1, 2, 0)
+
+
+@cache
+def has_crop_kernels(device: str) -> bool:
+    """Return whether Triton's kernels crop as `crop_and_resize` does on this GPU; logs a warning if they cannot."""
+    if find_spec("triton") is None:
+        return False
+    from podscale.data.loaders import crop_kernels
+
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 37, 53)).astype(np.uint8)).to(device)
+    crops = [CropParams(3, 2, 45, 30, 12, 12, 0, 0, flip=True), CropParams(0, 0, 53, 37, 9, 15, -2, 1, flip=False)]
+    batch = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
+    found = torch.empty(2, 12, 12, 3, dtype=torch.uint8, device=device)
+    try:
+        crop_kernels.crop_batch([pixels, pixels], batch, "bilinear", found)
+    except (RuntimeError, OSError, SubprocessError) as error:
+        log.warning(f"images are cropped one by one: Triton cannot compile the kernels for a batch: {error}")
+        return False
+    expected = torch.stack([crop_and_resize(pixels, crop, 12, "bilinear") for crop in crops])
+    if (found.int() - expected.int()).abs().max() > MOST_DIFFERENCE:
+        log.warning("images are cropped one by one: the kernels for a batch compute other pixels on this GPU")
+        return False
+    return True
 
 
 @cache

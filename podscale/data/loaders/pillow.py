@@ -18,6 +18,7 @@ from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode_rows
 from podscale.data.loaders.base import BadRecordGuard, Batch
+from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
 from podscale.data.shard_set import Split
 
 
@@ -49,7 +50,7 @@ class DecodedCache:
         cached = self._kept.get(row)
         if cached is not None:
             return cached
-        height, width = (int(size[row]) for size in self._sizes)
+        height, width = self._image_size(row)
         size = 3 * height * width
         record = self._split.read(row)
         if not self._reserve(size):
@@ -66,11 +67,16 @@ class DecodedCache:
         return self._kept.get(row)
 
     def has_room(self, row: int) -> bool:
-        """Return whether the pixels of an image fit now."""
-        if self._cached_bytes >= self._limit_bytes:
-            return False
+        """Return True if the pixels of an image fit now."""
+        height, width = self._image_size(row)
+        return self._fits(3 * height * width)
+
+    def _image_size(self, row: int) -> tuple[int, int]:
         height, width = (int(size[row]) for size in self._sizes)
-        return self._cached_bytes + 3 * height * width <= self._limit_bytes
+        return height, width
+
+    def _fits(self, size: int) -> bool:
+        return self._cached_bytes + size <= self._limit_bytes
 
     def _keep(self, row: int, pixels: Pixels) -> Pixels:
         with self._lock:
@@ -80,10 +86,10 @@ class DecodedCache:
 
     def _reserve(self, size: int) -> bool:
         """Reserve the bytes of an image; return False if they do not fit."""
-        if self._cached_bytes + size > self._limit_bytes:
+        if not self._fits(size):
             return False
         with self._lock:
-            if self._cached_bytes + size > self._limit_bytes:
+            if not self._fits(size):
                 return False
             self._cached_bytes += size
             return True
@@ -100,23 +106,33 @@ _CHUNK = 4  # images per task
 
 
 class PendingBatch:
-    """Batch that is being filled."""
+    """Batch that is being filled; `images` is uint8 [n, size, size, 3], uninitialised."""
 
-    def __init__(self, request: BatchRequest, crops: CropParamsBatch, size: int) -> None:
-        self.request, self.crops, self.size = request, crops, size
-        self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
+    def __init__(self, request: BatchRequest, crops: CropParamsBatch, images: Pixels) -> None:
+        self.request, self.crops, self.images = request, crops, images
+        self.size = images.shape[1]
         self.images[request.sample_count :] = 0
         self.rows: npt.NDArray[np.int64] = request.rows.copy()
         self.tasks: list[Future[None]] = []
 
 
 class PillowLoader:
-    """Loader with `workers` threads, `prefetch` batches ahead; keeps up to `decoded_bytes` of decoded images."""
+    """Loader with `workers` threads, `prefetch` batches ahead; keeps up to `decoded_bytes` of decoded images.
+
+    `allocate` gives the memory of a batch. The thread that iterates over the batches calls it.
+    """
 
     def __init__(
-        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+        self,
+        batch_plan: BatchPlan,
+        guard: BadRecordGuard,
+        *,
+        workers: int,
+        prefetch: int,
+        decoded_bytes: int = 0,
+        allocate: AllocateImages = allocate_pageable,
     ) -> None:
-        self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
+        self._batch_plan, self._guard, self._prefetch, self._allocate = batch_plan, guard, prefetch, allocate
         self._images = DecodedCache(batch_plan.split, decoded_bytes)
         self._augment = batch_plan.augment
         self._window: deque[PendingBatch] = deque()
@@ -156,7 +172,8 @@ class PillowLoader:
     def _submit_batch(self, step: int) -> PendingBatch:
         request = self._batch_plan.request_at(step)
         views = self._batch_plan.crops_of(step, request.rows, request.epochs)
-        pending = PendingBatch(request, views, self._batch_plan.image_size_at(step))
+        size = self._batch_plan.image_size_at(step)
+        pending = PendingBatch(request, views, self._allocate((len(request.rows), size, size, 3)))
         self._start(pending)
         return pending
 

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import xxhash
 
 from podscale.config.data import DataSection
+from podscale.data import native
+from podscale.data.decode_index import decode_index_path, write_decode_index
 from podscale.data.index import JPEG
 from podscale.data.sharding import file_formats
 from podscale.data.sharding.pack_progress import (
@@ -79,10 +81,14 @@ class Packer:
             temporary = self._temporary_path(path)
             try:
                 with _ShardWriter(temporary, int(plan.shard_bytes(task.split)[task.shard]), self.hash_shards) as writer:
-                    columns, rejects = self._write_images(writer, plan.entries(*task), source, task.shard, on_image)
+                    packed = self._write_images(writer, plan.entries(*task), source, task.shard, on_image)
+                columns, rejects, indexes = packed
                 record = ShardRecord(plan.fingerprint, writer.position, writer.sha256, columns, rejects)
                 record_path(self.directory, plan, *task).unlink(missing_ok=True)
+                decode_index_path(path).unlink(missing_ok=True)
                 temporary.rename(path)
+                if indexes is not None and self.data.decode_index is not None:
+                    write_decode_index(path, writer.sha256, self.data.decode_index, indexes)
                 fsync_directory(path.parent)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -103,8 +109,11 @@ class Packer:
         source: Source,
         shard: int,
         on_image: PackCallback,
-    ) -> tuple[dict[str, Any], list[RejectedImage]]:
+    ) -> tuple[dict[str, Any], list[RejectedImage], list[bytes] | None]:
+        """Write the images; return their columns, the rejects and the decode indexes, None without the extension."""
         rows, rejects = RecordRows(), []
+        interval = self.data.decode_index if native.is_installed() else None
+        indexes: list[bytes] | None = None if interval is None else []
         for entry in entries:
             original = b""
             try:
@@ -127,8 +136,11 @@ class Packer:
                 *(image.height, image.width, image.format, image.flags),
                 *(digest >> 64, digest & (2**64 - 1)),
             )
+            if indexes is not None and interval is not None:
+                is_jpeg = image.format == JPEG
+                indexes.append(native.build_decode_index(content, interval) if is_jpeg else b"")
             on_image(PackProgress(1, len(content), 0, len(original)))
-        return rows.columns(), rejects
+        return rows.columns(), rejects, indexes
 
     def _read(self, source: Source, entry: PlannedImage) -> bytes:
         """Return the bytes of an image; raises InvalidImage, or InputError if its size is not the planned one."""

@@ -32,8 +32,8 @@ def open_source(data: DataSection) -> Source:
 
 def _open_plugin(name: str, location: str) -> Source:
     """Open the source of a plug-in, which gets the location of the images."""
-    plugin = find_plugin("podscale.sources", name, "data.format")
-    source = call_plugin(plugin, "data.format", location, options={}, options_field="data.format")
+    plugin = find_plugin("data.format", name)
+    source = call_plugin(plugin, location, options={}, options_field="data.format")
     if not (callable(getattr(source, "items", None)) and callable(getattr(source, "read", None))):
         problem = f"{plugin} returns {type(source).__name__}, which has no methods items and read"
         raise InputError(problem, field="data.format", got=f"{PREFIX}{name}")

@@ -8,6 +8,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from podscale.data.sources.base import SourceItem, SourceMissing, Where, classify_paths, decode_name, is_image_name
 from podscale.errors import InputError
+from podscale.util.formatting import first_line
 from podscale.util.locations import Location
 
 # Paths are bytes of any encoding, which pathlib does not take.
@@ -177,7 +178,7 @@ class RemoteStorage:
         except InputError:
             raise
         except Exception as error:  # every backend has errors of its own
-            raise Where(location).refusal(f"cannot be reached: {_first_line(error)}") from error
+            raise Where(location).refusal(f"cannot be reached: {first_line(error)}") from error
 
     def _connect(self) -> tuple[Any, str]:
         import fsspec
@@ -186,7 +187,7 @@ class RemoteStorage:
             fs, root = fsspec.core.url_to_fs(self.location)
         except (ImportError, ValueError) as error:
             raise Where(self.location).refusal(
-                f"this kind of URL is not supported here: {_first_line(error)}",
+                f"this kind of URL is not supported here: {first_line(error)}",
                 "For gs:// and s3:// run `pip install 'podscale[cluster]'`",
             ) from error
         return fs, str(root).rstrip("/")
@@ -227,7 +228,7 @@ class RemoteStorage:
         try:
             return ask()
         except Exception as error:  # every backend has errors of its own
-            raise Where(self.location).refusal(f"cannot be listed: {_first_line(error)}") from error
+            raise Where(self.location).refusal(f"cannot be listed: {first_line(error)}") from error
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         with _as_os_error():
@@ -252,11 +253,7 @@ class _as_os_error:  # noqa: N801 - reads as a statement
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, OSError):
-            raise OSError(5, _first_line(error)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+            raise OSError(5, first_line(error)) from error
 
 
 class ImageFolderSource:

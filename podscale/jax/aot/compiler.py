@@ -40,25 +40,19 @@ def main(folder: Path) -> None:
     config = RunConfig.model_validate(job["document"])
     try:
         topology = find_topology(job["topology"], job["slices"])
-        analysis, text = compile_step(config, topology, job["classes"], job["steps"])
+        analysis, text = compile_step(config, topology_devices(topology), job["classes"], job["steps"])
     except InputError as error:
         analysis, text = {"refused": fields_of(error)}, ""
     (folder / "program.hlo.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     write_json(folder / "result.json", analysis)
 
 
-def compile_step(config: RunConfig, topology: Topology, classes: int, steps: int) -> tuple[dict[str, Any], str]:
+def compile_step(config: RunConfig, devices: Sequence[Device], classes: int, steps: int) -> tuple[dict[str, Any], str]:
     """Return the compiler's report of one step of a document, and the program's text; "" if memory is too small.
 
-    `steps` is the length of the schedule. Raises InputError if the document does not fit the topology.
+    `devices` may be described ones. `steps` is the length of the schedule. Raises InputError if the document does not
+    fit the devices.
     """
-    return compile_for_devices(config, topology_devices(topology), classes, steps)
-
-
-def compile_for_devices(
-    config: RunConfig, devices: Sequence[Device], classes: int, steps: int
-) -> tuple[dict[str, Any], str]:
-    """Return the report and the program, as compile_step does, for devices that a compiler describes."""
     mesh = mesh_for_config(config, devices)
     # Approximate if batches change by phase; positions are only constants of the program.
     samples = round(steps * config.train.global_batch / config.train.epochs)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from podscale.errors import PodscaleError
+
 COLLECTIVE_KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 NETWORK_AXIS = "network"
 """Name of the axis between slices, through hosts and the data-centre network."""
@@ -38,6 +40,11 @@ _SEND = re.compile(r"^\s+(?:ROOT )?%\S+ = (?P<type>.+?) send\(.*_xla_megascale_t
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{(\{.*?\})\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\}")
+"""Groups by the axes of a mesh (jaxlib 0.11): `mesh['a'=4,'b'=2] {'b'}`; `'a':(2)2` is the faster half of `a`."""
+_MESH_SIZE = re.compile(r"'(\w+)'=(\d+)")
+_MESH_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_ALL_DEVICES = re.compile(r"replica_groups=\{\}|^(?!.*replica_groups=)")
 _PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 _FUSED_SCATTER = re.compile(r"^all-reduce-scatter")
 """Computation into which the compiler fuses an all-reduce and the slice of its result."""
@@ -157,19 +164,39 @@ def _axes(line: str, mesh: Mapping[str, int]) -> tuple[str, int]:
         sizes = tuple(mesh.values())
         varies = (np.array(np.unravel_index(ends[:, 0], sizes)) != np.array(np.unravel_index(ends[:, 1], sizes))).any(1)
         return "+".join(name for name, varied in zip(mesh, varies, strict=True) if varied) or "none", 2
-    groups = _groups(line, prod(mesh.values()))
+    groups = replica_groups(line, prod(mesh.values()))
     return axes_of_groups(groups, mesh), groups.shape[1]
 
 
-def _groups(line: str, devices: int) -> npt.NDArray[np.int64]:
-    """Return the groups [groups, members] of an instruction: given as lists, or as a reshaped, transposed range."""
+def replica_groups(line: str, devices: int) -> npt.NDArray[np.int64]:
+    """Return the groups [groups, members] of an instruction: given as lists, as a reshaped range, or by mesh axes."""
     if listed := _LISTED.search(line):
         return np.array([_numbers(group) for group in listed[1].split("},{")])
     if counted := _COUNTED.search(line):
         shape, counts, permutation = (_numbers(part or "") for part in counted.groups())
         numbers = np.arange(prod(counts)).reshape(counts)
         return (numbers.transpose(permutation) if permutation else numbers).reshape(shape)
+    if by_axes := _MESH.search(line):
+        return _groups_of_axes(by_axes["sizes"], by_axes["axes"])
+    if not _ALL_DEVICES.search(line):
+        raise PodscaleError(f"this version of XLA writes the groups of a collective in an unknown form: {line.strip()}")
     return np.arange(devices)[None]
+
+
+def _groups_of_axes(sizes: str, axes: str) -> npt.NDArray[np.int64]:
+    """Return groups of the devices of a mesh that differ along `axes` only, both as in the program's text."""
+    mesh = {name: int(size) for name, size in _MESH_SIZE.findall(sizes)}
+    shape, members = tuple(mesh.values()), 1
+    rest = dict(zip(mesh, np.unravel_index(np.arange(prod(shape)), shape), strict=True))
+    digits: list[npt.NDArray[np.int64]] = []
+    indices = dict(rest)
+    for name, before, size in _MESH_AXIS.findall(axes):
+        length = int(size or mesh[name])
+        stride = mesh[name] // (int(before or 1) * length)
+        digits.append(indices[name] // stride % length)
+        rest[name] = rest[name] - digits[-1] * stride
+        members *= length
+    return np.lexsort([*reversed(digits), *reversed(rest.values())]).reshape(-1, members)
 
 
 def _size(text: str, kind: str, *, started: bool) -> int:

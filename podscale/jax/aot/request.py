@@ -24,6 +24,7 @@ from podscale.config.identity import fingerprint
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import Topology
 from podscale.jax.xla_flags import xla_environment
+from podscale.util import env
 from podscale.util.files import write_atomically, write_json
 
 COMPILER_MODULE = "podscale.jax.aot.compiler"
@@ -167,7 +168,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / "tpu-compile"
+    return env.cache_directory("tpu-compile")
 
 
 def compile_aot(request: CompileRequest, cache: Path, timeout_seconds: float) -> CompileResult:

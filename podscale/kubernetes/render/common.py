@@ -57,10 +57,13 @@ def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mappi
     }
 
 
-def network_policy(spec: JobSpec) -> Manifest:
-    """Return the network policy: the pods accept connections from each other and, for metrics, from Prometheus.
+def network_policy(spec: JobSpec, clients: Manifest | None = None) -> Manifest:
+    """Return the network policy: the pods accept connections from clients and, for metrics, from Prometheus.
 
     Prometheus is identified by its namespace, because any user can set labels of pods.
+
+    Args:
+        clients: Rule of the clients; None: the pods of the job, on all ports.
     """
 
     def pods() -> Manifest:
@@ -76,7 +79,7 @@ def network_policy(spec: JobSpec) -> Manifest:
             **pods(),
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [pods()]},
+                clients or {"from": [pods()]},
                 {"from": prometheus, "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]},
             ],
         },

@@ -20,12 +20,11 @@ def render_inference_service(spec: ServingSpec) -> list[Manifest]:
     model: dict[str, Any] = {
         "modelFormat": {"name": "onnx", "version": ONNX_VERSION},
         "protocolVersion": "v2",
-        **({"runtime": options.runtime} if options.runtime is not None else {}),
+        **({"runtime": options.serving_runtime} if options.serving_runtime is not None else {}),
         "storageUri": _storage_uri(spec),
         "resources": pod.container_resources(spec.pods),
         "securityContext": pod.restricted_container_security() | {"readOnlyRootFilesystem": False},
     }
-    placement = pod_placement.pod_placement(spec.pods)
     predictor = {
         "minReplicas": options.replicas,
         "maxReplicas": options.most_replicas,
@@ -33,7 +32,7 @@ def render_inference_service(spec: ServingSpec) -> list[Manifest]:
         "scaleTarget": CPU_UTILIZATION,
         "automountServiceAccountToken": False,
         "securityContext": pod.restricted_pod_security(),
-        **placement,
+        **pod_placement.pod_placement(spec.pods),
         "model": model,
     }
     annotations = {DEPLOYMENT_MODE: "RawDeployment", **spec.pods.cluster.annotations}
@@ -41,7 +40,7 @@ def render_inference_service(spec: ServingSpec) -> list[Manifest]:
         {
             "apiVersion": "serving.kserve.io/v1beta1",
             "kind": "InferenceService",
-            "metadata": spec.metadata(annotations=annotations),
+            "metadata": spec.metadata(annotations),
             "spec": {"predictor": predictor},
         }
     ]

@@ -1,14 +1,15 @@
 """Deployment of `podscale serve` for the model of a run, with a Service, an autoscaler, and its policies."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.kubernetes.job_spec import METRICS_PORT, NAME_LABEL, RUN_LABEL, STAGE_LABEL, JobSpec, build_job_spec
+from podscale.kubernetes.job_spec import METRICS_PORT, VERSION_ANNOTATION, JobSpec
 from podscale.kubernetes.pod_resources import Amount
-from podscale.kubernetes.render import pod, pod_placement
-from podscale.kubernetes.render.common import MONITORING_NAMESPACES, Manifest
+from podscale.kubernetes.predict_job import build_model_spec
+from podscale.kubernetes.render import common, pod, pod_placement
+from podscale.kubernetes.render.common import Manifest
 from podscale.runs import RunDirectory
 from podscale.util.locations import Location
 from podscale.version import VERSION
@@ -36,13 +37,13 @@ class ServingOptions:
         model: path in the pods, or URL, of a run or model directory; None: the run's directory in its workspace.
         replicas: pods; with an autoscaler, the fewest.
         max_replicas: most pods; None or `replicas`: no autoscaler.
-        runtime: name of KServe's serving runtime; None: KServe chooses one by the model's format.
+        serving_runtime: name of KServe's runtime; None: KServe chooses one by the model's format.
     """
 
     model: str | None = None
     replicas: int = 1
     max_replicas: int | None = None
-    runtime: str | None = None
+    serving_runtime: str | None = None
 
     def __post_init__(self) -> None:
         """Raise InputError if the numbers of pods are out of range."""
@@ -59,74 +60,42 @@ class ServingOptions:
 
 @dataclass(frozen=True)
 class ServingSpec:
-    """Server of a run: the pod settings of its evaluation, with other names, labels and resources."""
+    """Server of a run: its pods, its options, and the path in the pods, or URL, of its model."""
 
     pods: JobSpec
     options: ServingOptions
-    run_directory: str
-
-    @property
-    def model(self) -> str:
-        """Path in the pods, or URL, of the model."""
-        return self.options.model or self.run_directory
-
-    @property
-    def name(self) -> str:
-        return f"{self.pods.run}-serve"
-
-    @property
-    def selector(self) -> dict[str, str]:
-        """Labels that select the pods of this server and no others."""
-        return {RUN_LABEL: self.pods.run, STAGE_LABEL: "serve"}
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {
-            NAME_LABEL: "podscale",
-            "app.kubernetes.io/component": "serve",
-            "app.kubernetes.io/managed-by": "podscale",
-            **self.selector,
-            **self.pods.cluster.labels,
-        }
+    model: str
 
     @property
     def reads_workspace(self) -> bool:
         """True if the model is in the workspace volume, not behind a URL."""
         return not Location.parse(self.model).is_remote
 
-    def metadata(self, **more: Any) -> Manifest:
+    def metadata(self, annotations: Mapping[str, str] | None = None) -> Manifest:
         """Return the metadata of an object of this server."""
-        namespace = self.pods.cluster.namespace
-        return {
-            "name": self.name,
-            **({"namespace": namespace} if namespace is not None else {}),
-            "labels": self.labels,
-            **more,
-        }
+        return common.object_metadata(self.pods, self.pods.labels, annotations)
 
 
 def build_serving_spec(config: RunConfig, options: ServingOptions) -> ServingSpec:
     """Return the server of a run. Raises InputError if its hardware cannot serve or the document contradicts itself."""
-    spec = build_job_spec(config, "evaluate")
-    if spec.hardware.kind == "tpu":
-        hint = "Serve on CPUs or GPUs: set launch.hardware and launch.image, for example launch.hardware=cpu"
-        problem = "the server needs PyTorch, which does not run there"
-        raise InputError(problem, field="launch.hardware", got=spec.hardware.name, hint=hint)
-    resources = replace(spec.resources, cache_gib=0.0)
+    spec = build_model_spec(config)
+    resources = spec.resources
     if spec.hardware.kind == "cpu":
         cpus = config.launch.resources.cpus or CPUS
         memory = config.launch.resources.memory_gib or MEMORY_GIB
         resources = replace(resources, cpus=cpus, memory_gib=memory, request=Amount(cpus, memory))
     cluster = spec.cluster.model_copy(update={"metrics_tls_secret": None, "metrics_token_secret": None})
-    pods = replace(spec, resources=resources, cluster=cluster, cache_path=None)
-    return ServingSpec(pods, options, str(RunDirectory.for_config(config).path))
+    pods = replace(spec, stage="serve", resources=resources, cluster=cluster)
+    return ServingSpec(pods, options, options.model or str(RunDirectory.for_config(config).path))
 
 
 def render_deployment(spec: ServingSpec) -> list[Manifest]:
     """Return the Deployment and its objects, in order of creation."""
     options = spec.options
     is_scaled = options.most_replicas > options.replicas
-    objects = [_network_policy(spec), _disruption_budget(spec), _service(spec), _deployment(spec, is_scaled)]
+    clients = {"from": [{"podSelector": {}}], "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}
+    policy = common.network_policy(spec.pods, clients)
+    objects = [policy, _disruption_budget(spec), _service(spec), _deployment(spec, is_scaled)]
     return [*objects, _autoscaler(spec)] if is_scaled else objects
 
 
@@ -135,14 +104,14 @@ def _deployment(spec: ServingSpec, is_scaled: bool) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": spec.metadata(annotations={"podscale.dev/version": VERSION, **spec.pods.cluster.annotations}),
+        "metadata": spec.metadata({VERSION_ANNOTATION: VERSION, **spec.pods.cluster.annotations}),
         "spec": {
             **({} if is_scaled else {"replicas": spec.options.replicas}),
-            "selector": {"matchLabels": spec.selector},
+            "selector": {"matchLabels": spec.pods.selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": {
                 "metadata": {
-                    "labels": spec.labels,
+                    "labels": spec.pods.labels,
                     "annotations": {**pod.volume_annotations(spec.pods), **spec.pods.cluster.annotations},
                 },
                 "spec": _pod(spec),
@@ -163,7 +132,7 @@ def _pod(spec: ServingSpec) -> Manifest:
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": spec.selector},
+                "labelSelector": {"matchLabels": spec.pods.selector},
             }
         ],
         "containers": [_container(spec)],
@@ -222,7 +191,7 @@ def _service(spec: ServingSpec) -> Manifest:
         "metadata": spec.metadata(),
         "spec": {
             "type": "ClusterIP",
-            "selector": spec.selector,
+            "selector": spec.pods.selector,
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
         },
     }
@@ -235,7 +204,7 @@ def _autoscaler(spec: ServingSpec) -> Manifest:
         "kind": "HorizontalPodAutoscaler",
         "metadata": spec.metadata(),
         "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.pods.name},
             "minReplicas": spec.options.replicas,
             "maxReplicas": spec.options.most_replicas,
             "metrics": [
@@ -258,26 +227,7 @@ def _disruption_budget(spec: ServingSpec) -> Manifest:
         "metadata": spec.metadata(),
         "spec": {
             "maxUnavailable": 1,
-            "selector": {"matchLabels": spec.selector},
+            "selector": {"matchLabels": spec.pods.selector},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
-    }
-
-
-def _network_policy(spec: ServingSpec) -> Manifest:
-    """Return the network policy: predictions for pods of the namespace, metrics for Prometheus."""
-    is_monitoring = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*MONITORING_NAMESPACES]}
-    prometheus = [{"namespaceSelector": {"matchExpressions": [is_monitoring]}}]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": spec.metadata(),
-        "spec": {
-            "podSelector": {"matchLabels": spec.selector},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": {}}], "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]},
-                {"from": prometheus, "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]},
-            ],
         },
     }

@@ -1,14 +1,4 @@
-"""Batch norm layer: statistics of a group of ranks, one message in forward and one in backward, and running statistics.
-
-Moments of a group. Each rank computes its mean and variance (two passes or Welford, never a difference of large sums)
-and sends count, count * mean and count * (var + mean^2) in fp64 in one all-reduce. With fp32 sums, a mean of 1000 would
-erase a variance below 0.06. Eight bytes a value are 425 KB a step in the 53 messages of ResNet-50, which are bound by
-latency, not bandwidth. The weighted sum handles uneven batches.
-
-Backward. With sums over the whole group (Ioffe 2015, section 3) and xmu = x - mean:
-dx = weight * invstd * (dy - sum(dy) / count - xmu * invstd^2 * sum(dy * xmu) / count).
-The gradients of weight and bias stay local: the gradient average over the ranks completes them. Under torch.compile
-the same function is traced with plain operations and functional collectives, without a graph break.
+"""Batch norm layer: statistics of a batch, of its parts or of a group of ranks (see `sync`), and running statistics.
 
 Running statistics. They are averaged over the ranks at every step. The field averages them before an evaluation or a
 checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's `--dist-bn reduce`). A running average is
@@ -21,110 +11,27 @@ synchronise them, which corresponds to the statistics of the first rank.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from importlib.util import find_spec
+from subprocess import SubprocessError
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed import _functional_collectives as functional
 from torch.nn import functional as F
 
 from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.config.model import BatchNormSection
-from podscale.distributed.waits import BATCH_NORM, waiting_for
-from podscale.pytorch.batch_norm import native_kernels, traced_kernels
 from podscale.pytorch.batch_norm.ghost import ghost_batch_norm
-from podscale.pytorch.batch_norm.native_kernels import memory_order
+from podscale.pytorch.batch_norm.sync import sync_batch_norm
 from podscale.pytorch.world import World
 
-SumFunction = Callable[[Tensor], Tensor]
-"""Sums a tensor over the ranks of a group, possibly in place."""
-
-
-@dataclass(frozen=True)
-class ChannelMoments:
-    """Mean, biased and unbiased variance [channels]; `count` is the number of values of a channel, fp64 [1]."""
-
-    mean: Tensor
-    var: Tensor
-    unbiased: Tensor
-    count: Tensor
-
-
-def combine_moments(
-    mean: Tensor, var: Tensor, count: int, sum_over_group: SumFunction, dtype: torch.dtype
-) -> ChannelMoments:
-    """Return the moments over all ranks, in `dtype`.
-
-    Args:
-        mean: mean of this rank's values, [channels].
-        var: biased variance of this rank's values, [channels].
-        count: values of a channel on this rank.
-    """
-    channels = len(mean)
-    message = torch.cat([mean, var, mean.new_ones(1)]).double()
-    local_mean, local_square = message[:channels], message[channels:-1]
-    local_square.addcmul_(local_mean, local_mean)
-    message = sum_over_group(message.mul_(count))
-    total = message[-1:]
-    exact_mean, exact_square = message[:-1].div(total).view(2, channels)
-    exact_var = torch.addcmul(exact_square, exact_mean, exact_mean, value=-1).clamp_(min=0.0)
-    unbiased = exact_var * (total / (total - 1).clamp(min=1.0))
-    rounded = torch.stack([exact_mean, exact_var, unbiased]).to(dtype)
-    return ChannelMoments(rounded[0], rounded[1], rounded[2], total)
-
-
-def sync_batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise images `x` [n, channels, height, width] over `group`, by `weight` and `bias` [channels].
-
-    Every rank of the group must call this in the same order. The batches may differ in size, but must not be empty.
-    Returns output, mean and unbiased variance, the last two without gradient.
-    """
-    y, mean, var = _SyncBatchNorm.apply(x, weight, bias, eps, group)
-    return y, mean, var
-
-
-class _SyncBatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup) -> Any:
-        kernels = traced_kernels if torch.compiler.is_compiling() else native_kernels
-        x = x.contiguous(memory_format=memory_order(x))
-        mean, var = kernels.moments(x)
-        exact = native_kernels.statistics_dtype(x)
-        count = x.numel() // x.shape[1]
-        moments = combine_moments(mean, var, count, lambda message: _all_reduce_sum(message, group), exact)
-        invstd = torch.rsqrt(moments.var + eps)
-        y = kernels.normalise(x, moments.mean, invstd, weight.to(exact), bias.to(exact))
-        ctx.save_for_backward(x, weight, moments.mean, invstd, moments.count)
-        ctx.group = group
-        ctx.mark_non_differentiable(moments.mean, moments.unbiased)
-        return y, moments.mean, moments.unbiased
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        kernels = traced_kernels if torch.compiler.is_compiling() else native_kernels
-        x, weight, mean, invstd, count = ctx.saved_tensors
-        dy = gradients[0].contiguous(memory_format=memory_order(x))
-        sum_dy, sum_dy_xmu = kernels.gradient_sums(dy, x, mean, invstd)
-        sums = _all_reduce_sum(torch.stack([sum_dy, sum_dy_xmu]), ctx.group)
-        dx = kernels.input_gradient(dy, x, mean, invstd, weight.to(mean.dtype), sums, count)
-        return dx, (sum_dy_xmu * invstd).to(weight.dtype), sum_dy.to(weight.dtype), None, None
-
-
-def _all_reduce_sum(message: Tensor, group: dist.ProcessGroup) -> Tensor:
-    if torch.compiler.is_compiling():
-        message = functional.all_reduce(message, "sum", group)
-        return functional.wait_tensor(message)  # type: ignore[no-any-return]
-    with waiting_for(BATCH_NORM):
-        dist.all_reduce(message, group=group)
-    return message
-
-
 log = logging.getLogger(__name__)
+
+FUSED_CHANNELS = 8
+"""Divisor of the channels that the fused kernels take: one byte of a mask."""
+FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of the images that the fused kernels take."""
 
 
 class BatchNorm(nn.Module):
@@ -139,6 +46,7 @@ class BatchNorm(nn.Module):
         group: ranks whose batches are normalised together; None: this rank alone.
         part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
         is_frozen: normalise by the running statistics in training too, and leave them as they are.
+        is_fused: run Triton's kernels where they apply (see `runs_fused`).
     """
 
     running_mean: Tensor
@@ -150,12 +58,25 @@ class BatchNorm(nn.Module):
         self.group: dist.ProcessGroup | None = None
         self.part_size: int | None = None
         self.is_frozen = False
+        self.is_fused = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
+    def runs_fused(self, x: Tensor) -> bool:
+        """Return True if the fused kernels apply to images `x`: in training, in NHWC order, and not in parts."""
+        if not self.is_fused or not self.training or self.is_frozen or torch.compiler.is_compiling():
+            return False
+        has_parts = self.group is None and self.part_size is not None and len(x) >= 2 * self.part_size
+        fits = x.shape[1] % FUSED_CHANNELS == 0 and x.dtype in FUSED_DTYPES
+        return fits and not has_parts and x.is_contiguous(memory_format=torch.channels_last)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.runs_fused(x):
+            from podscale.pytorch.batch_norm import fused  # needs Triton
+
+            return fused.norm(self, x)
         running = (self.running_mean, self.running_var)
         if self.is_frozen:
             return F.batch_norm(x, *running, self.weight, self.bias, False, self.momentum, self.eps)
@@ -167,6 +88,23 @@ class BatchNorm(nn.Module):
         if self.training and self.part_size is not None and len(x) >= 2 * self.part_size:
             return ghost_batch_norm(x, self.weight, self.bias, running, self.part_size, self.momentum, self.eps)
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+
+def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
+    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them."""
+    if find_spec("triton") is None:
+        return False
+    with device:
+        probe, images = BatchNorm(FUSED_CHANNELS), torch.zeros(1, FUSED_CHANNELS, 2, 2)
+    probe.is_fused = True
+    try:
+        probe(images.contiguous(memory_format=torch.channels_last))
+    except (RuntimeError, OSError, SubprocessError) as error:
+        log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
+        return False
+    for layer in _batch_norm_layers(model):
+        layer.is_fused = True
+    return True
 
 
 def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:

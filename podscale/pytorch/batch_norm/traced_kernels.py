@@ -17,7 +17,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return (x - mean) * invstd * weight + bias of images `x`; all others are [channels]."""
     y = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(invstd * weight) + _per_channel(bias)
-    return y.to(x.dtype)
+    return _cast(y, x.dtype)
 
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,16 @@ def input_gradient(
     mean_dy, mean_dy_xmu = sums / count.to(sums.dtype)
     xmu = x.to(mean.dtype) - _per_channel(mean)
     dx = dy.to(mean.dtype) - _per_channel(mean_dy) - xmu * _per_channel(invstd * invstd * mean_dy_xmu)
-    return (dx * _per_channel(weight * invstd)).to(x.dtype)
+    return _cast(dx * _per_channel(weight * invstd), x.dtype)
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `values` in `dtype`, without an operation if they have it.
+
+    In Dynamo of torch 2.11, an output of an autograd function that a cast to its own dtype returns has no gradient: all
+    gradients of the function were zero, on a CPU and on an H200.
+    """
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def _per_channel(values: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
-"""Models from torchvision, timm or a user's module (`model.name` with a prefix), as modules with our batch norm."""
+"""Models from torchvision, timm, plug-ins or the user's own code (`model.name` with a prefix), with our batch norm."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from podscale.config import ModelSection
 from podscale.config.model_names import model_source
 from podscale.errors import InputError
 from podscale.pytorch.batch_norm.convert import convert_batch_norm
-from podscale.util.plugins import find_plugin
+from podscale.util.formatting import first_line, suggest_similar
+from podscale.util.plugins import NamedCallable, find_plugin
 
 RESERVED_OPTIONS = {
     "num_classes": "the shard set has the classes",
@@ -88,7 +88,7 @@ class ModelFactory:
         known = self.option_names if options else None
         for name in options:
             if known is not None and name not in known:
-                hint = _did_you_mean(name, known) or f"It has {', '.join(sorted(known)) or 'no options'}."
+                hint = suggest_similar(name, known) or f"It has {', '.join(sorted(known)) or 'no options'}."
                 raise InputError(f"{self.name} has no such option", field=f"model.options.{name}", hint=hint)
 
 
@@ -109,11 +109,11 @@ def find_factory(name: str) -> ModelFactory:
         case "timm":
             return _timm_factory(source.name)
         case "plugin":
-            plugin = find_plugin("podscale.models", source.name, "model.name")
-            built_by = plugin.load("model.name")
+            built_by = find_plugin("model.name", source.name).load()
             return ModelFactory(name, built_by, built_by)
         case _:
-            return _python_factory(source.name)
+            built_by = NamedCallable("model.name", name).load()
+            return ModelFactory(name, built_by, built_by)
 
 
 def _torchvision_factory(name: str) -> ModelFactory:
@@ -137,26 +137,6 @@ def _timm_factory(name: str) -> ModelFactory:
     return ModelFactory(f"timm:{name}", build, timm.model_entrypoint(architecture), passes_on=True)
 
 
-def _python_factory(name: str) -> ModelFactory:
-    module_name, _, path = name.partition(":")
-    shown = f"python:{name}"
-    try:
-        found: Any = import_module(module_name)
-    except Exception as error:
-        problem = f"the module {module_name} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        hint = "Name its folder in launch.code, install it where the run trains, or add its folder to PYTHONPATH."
-        raise InputError(problem, field="model.name", got=shown, hint=hint) from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            names = [each for each in vars(found) if callable(getattr(found, each))]
-            problem = f"{module_name} has no {path}"
-            raise InputError(problem, field="model.name", got=shown, hint=_did_you_mean(part, names))
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{path} is not callable", field="model.name", got=shown)
-    return ModelFactory(shown, found, found)
-
-
 def import_library(name: str, extra: str, field: str = "model.name") -> Any:
     """Import an optional library; raises InputError with the extra that installs it."""
     try:
@@ -168,15 +148,9 @@ def import_library(name: str, extra: str, field: str = "model.name") -> Any:
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> InputError:
     """Return the error of a name that the library does not have, with a similar one of the library."""
-    similar = _did_you_mean(name, names, prefix=f"{library}:")
+    similar = suggest_similar(name, names, prefix=f"{library}:")
     hint = similar or f"List its names with `python -c 'import {library}; print({LISTS[library]})'`"
     return InputError(f"{library} has no such model", field="model.name", got=f"{library}:{name}", hint=hint)
-
-
-def _did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the hint with the known name that is most similar; "" if none is."""
-    similar = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f"Did you mean {prefix}{similar[0]}?" if similar else ""
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[set[str], bool]:
@@ -185,8 +159,3 @@ def _keywords(function: Callable[..., Any]) -> tuple[set[str], bool]:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     names = {parameter.name for parameter in parameters if parameter.kind not in variadic}
     return names, any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

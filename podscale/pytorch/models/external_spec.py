@@ -23,8 +23,9 @@ from podscale.errors import InputError
 from podscale.models.spec import BufferSpec, ModelSpec, Normalisation, ParamSpec, Role
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.batch_norm.convert import convert_batch_norm
-from podscale.pytorch.models.external import ModelFactory, find_factory, first_line
+from podscale.pytorch.models.external import ModelFactory, find_factory
 from podscale.pytorch.models.state import running_statistics, untrained_arrays
+from podscale.util.formatting import first_line
 
 TRIAL_IMAGES = 2
 """Images of the trial step: batch norm needs more than one value of a channel."""

@@ -11,6 +11,7 @@ conv1, and bn_last before the classifier.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from podscale.config import ModelSection
 from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
+from podscale.pytorch.batch_norm.activations import Fork, norm_add_relu, norm_relu, norm_relu_pool, split_fork
 from podscale.pytorch.models.stem import Stem
 
 NormFactory = Callable[[int], nn.Module]
@@ -56,8 +58,8 @@ class ResNet(nn.Module):
             self.bn_last = norm(inputs)
         self.fc = nn.Linear(inputs, classes)
 
-    def regions(self) -> list[Callable[[Tensor], Tensor]]:
-        """Return the network as functions to call one after the other."""
+    def regions(self) -> list[Callable[[Any], Any]]:
+        """Return the network as functions to call one after the other. A `Fork` may be between them."""
         return [self.forward_stem, *(getattr(self, name) for name in self.stages), self.forward_head]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,16 +67,17 @@ class ResNet(nn.Module):
             x = region(x)
         return x
 
-    def forward_stem(self, x: Tensor) -> Tensor:
+    def forward_stem(self, x: Tensor) -> Tensor | Fork:
         x = self.conv1(x)
-        if not self.is_preactivated:
-            x = F.relu(self.bn1(x), inplace=True)
-        return self.maxpool(x)  # type: ignore[no-any-return]
-
-    def forward_head(self, x: Tensor) -> Tensor:
         if self.is_preactivated:
-            x = F.relu(self.bn_last(x), inplace=True)
-        return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+            return self.maxpool(x)  # type: ignore[no-any-return]
+        return norm_relu_pool(self.bn1, self.maxpool, x)
+
+    def forward_head(self, x: Tensor | Fork) -> Tensor:
+        features, _ = split_fork(x)
+        if self.is_preactivated:
+            features = norm_relu(self.bn_last, features)
+        return self.fc(features.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
 def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
@@ -145,10 +148,10 @@ class BasicBlock(nn.Module):
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, inner, stride, is_first=is_first)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.branch(self.bn2(self.conv2(y)))
-        return F.relu(y + self.downsample(x), inplace=True)
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        x, shortcut = split_fork(x)
+        y = norm_relu(self.bn1, self.conv1(x))
+        return norm_add_relu(self.bn2, self.branch, self.conv2(y), self.downsample(shortcut))
 
 
 class Bottleneck(nn.Module):
@@ -166,11 +169,11 @@ class Bottleneck(nn.Module):
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, outputs, stride, is_first=is_first)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.branch(self.bn3(self.conv3(y)))
-        return F.relu(y + self.downsample(x), inplace=True)
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        x, shortcut = split_fork(x)
+        y = norm_relu(self.bn1, self.conv1(x))
+        y = norm_relu(self.bn2, self.conv2(y))
+        return norm_add_relu(self.bn3, self.branch, self.conv3(y), self.downsample(shortcut))
 
 
 class PreactivatedBlock(nn.Module, ABC):
@@ -192,7 +195,7 @@ class PreactivatedBlock(nn.Module, ABC):
         """Map the activated input `y` [n, channels, height, width] to the branch's output."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(x), inplace=True)
+        y = norm_relu(self.bn1, x)
         shortcut = self.downsample(y if self.activates_shortcut else x)
         return self.branch(self.forward_branch(y)) + shortcut  # type: ignore[no-any-return]
 
@@ -207,7 +210,7 @@ class PreactivatedBasicBlock(PreactivatedBlock):
         self.conv2 = builder.build_conv(inner, inner, 3)
 
     def forward_branch(self, y: Tensor) -> Tensor:
-        y = F.relu(self.bn2(self.conv1(y)), inplace=True)
+        y = norm_relu(self.bn2, self.conv1(y))
         return self.conv2(y)  # type: ignore[no-any-return]
 
 
@@ -224,8 +227,8 @@ class PreactivatedBottleneck(PreactivatedBlock):
         self.conv3 = builder.build_conv(inner, outputs, 1)
 
     def forward_branch(self, y: Tensor) -> Tensor:
-        y = F.relu(self.bn2(self.conv1(y)), inplace=True)
-        y = F.relu(self.bn3(self.conv2(y)), inplace=True)
+        y = norm_relu(self.bn2, self.conv1(y))
+        y = norm_relu(self.bn3, self.conv2(y))
         return self.conv3(y)  # type: ignore[no-any-return]
 
 

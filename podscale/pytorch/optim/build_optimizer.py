@@ -68,13 +68,12 @@ def build_optimizer(
 
 def _build_plugin(section: OptimizerSection, shard: ParamShard) -> Optimizer:
     """Build the optimizer of a plug-in, which gets the shard and its options."""
-    field = "train.optimizer.name"
-    plugin = find_factory("podscale.optimizers", section.name, field)
-    optimizer = call_plugin(plugin, field, shard, options=section.options, options_field="train.optimizer.options")
+    plugin = find_factory("train.optimizer.name", section.name)
+    optimizer = call_plugin(plugin, shard, options=section.options, options_field="train.optimizer.options")
     missing = [name for name in ("step", "moments", "scalars") if not hasattr(optimizer, name)]
     if missing:
         problem = f"{plugin} returns {type(optimizer).__name__}, which has no {missing[0]}"
-        raise InputError(problem, field=field, got=section.name)
+        raise InputError(problem, field=plugin.option, got=section.name)
     built: Optimizer = optimizer
     return built
 

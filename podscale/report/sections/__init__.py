@@ -3,7 +3,7 @@
 from podscale.report.sections.classes import calibration, confusion, mistakes
 from podscale.report.sections.dataset import dataset_section
 from podscale.report.sections.ensemble import ensemble_section
-from podscale.report.sections.summary import claim, environment, headline, problems, reproduce
+from podscale.report.sections.summary import claim, demo, environment, headline, problems, reproduce
 from podscale.report.sections.training import curves, time_section
 
 SECTIONS = (
@@ -16,6 +16,7 @@ SECTIONS = (
     confusion,
     calibration,
     mistakes,
+    demo,
     dataset_section,
     environment,
     reproduce,

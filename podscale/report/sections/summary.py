@@ -7,6 +7,7 @@ from typing import Any
 from podscale.config.batch_phases import format_batches
 from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
 from podscale.report import markup
+from podscale.report.demo_page_link import demo_section
 from podscale.report.markup import Markup, fact_table, headline_tile, note, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
 from podscale.util.formatting import format_count
@@ -92,6 +93,11 @@ def claim(data: ReportData) -> Markup | None:
     head = table_row("", "claimed", "achieved", "difference", cell="th")
     conditions = note(f"Claimed on {where}.{here}") if where else None
     return section_tag("Claim and result", table(head, rows, class_=None), conditions)
+
+
+def demo(data: ReportData) -> Markup:
+    """Render the link to the demo pages of the run, or the empty place for it."""
+    return demo_section(data.run)
 
 
 def _launches(data: ReportData) -> str:

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from podscale.jax.xla_flags import xla_environment
+from podscale.version import installed
+from tests.support.xla import list_groups
 
 FOLDER = os.environ.get("PODSCALE_TEST_JAX_CUDA", "")
 COMPILE = """
 import json, sys
 from podscale.config import loads
-from podscale.jax.aot.compiler import compile_for_devices
-from podscale.jax.aot.cuda import described_gpus
-analysis, text = compile_for_devices(loads(sys.argv[1], "test"), described_gpus(2, 4), 10, 100)
+from podscale.jax.aot.compiler import compile_step
+from tests.support.described_gpus import described_gpus
+analysis, text = compile_step(loads(sys.argv[1], "test"), described_gpus(2, 4), 10, 100)
 print(json.dumps([analysis, text]))
 """
 DOCUMENT = """
@@ -57,9 +59,14 @@ def compiled(update: str, algorithm: str) -> tuple[dict[str, Any], str]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     analysis, text = json.loads(done.stdout.splitlines()[-1])
-    return analysis, text
+    return analysis, list_groups(text)
 
 
+@pytest.mark.xfail(
+    not (installed("jaxlib") or "").startswith("0.10."),
+    reason="XLA of jaxlib 0.11.2 sends these buckets as one synchronous message, whatever its combiner's flags",
+    strict=True,
+)
 def test_a_replicated_update_is_compiled_with_asynchronous_messages() -> None:
     analysis, text = compiled("replicated", "flat")
     assert (analysis["mesh"]["column"], analysis["mesh"]["row"]) == (2, 4)  # rows are hosts

@@ -16,6 +16,7 @@ from podscale.config import RunConfig, load
 from podscale.errors import InputError
 from tests.support.commands import set_options
 from tests.support.refusals import refused
+from tests.support.xla import QUICK_XLA
 
 TINY = (
     "model.name=resnet18", "model.stem=small", "model.width=4", "input.image_size=16", "train.global_batch=4",
@@ -62,7 +63,8 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     assert row.found is not None, row.reason
     assert (row.found["ranks"], row.found["batch"]) == (2, 4)
     rate = row.found["images_per_second"]
-    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # no more measurements are possible
+    # no more measurements are possible
+    monkeypatch.setitem(sweep.BENCHMARK_MODULES, "pytorch", "podscale.no_such_module")
     again, other = measure([two, BenchVariant("other", batch=6)], tmp_path)
     assert again.found is not None
     assert again.found["images_per_second"] == rate
@@ -76,6 +78,41 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     assert rate in [row.found["images_per_second"] for row in rows_on_disk if row.found], (
         "other sweeps' rows are not lost"
     )
+
+
+def test_the_jax_engine_is_measured_by_its_own_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps a call: the warm-up of five and the three measured ones do not end with a call of two."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
+    jax = {"train.engine": "jax", "launch.threads": 1, "launch.processes": 1}
+    variants = [
+        BenchVariant("jax", {**jax, "train.steps_per_call": 2}, batch=4),
+        BenchVariant("torch", {"launch.processes": 1}, batch=4),
+    ]
+    settings = SweepSettings(warmup=5, steps=3, parts=1)
+    rows = run_sweep(base, variants, settings, tmp_path / "rows.json", lambda row, rows: None)
+    by_jax, by_torch = (row.found for row in rows)
+    assert by_jax is not None, rows[0].reason
+    assert by_torch is not None, rows[1].reason
+    assert by_jax.keys() <= by_torch.keys()
+    assert "jax" in by_jax["versions"]
+    assert (by_jax["ranks"], by_jax["batch"], by_jax["part_seconds"]) == (1, 4, {})
+    assert by_jax["images_per_second"] == pytest.approx(4 / by_jax["step_seconds"])
+    assert 0 < by_jax["step_median_seconds"] <= by_jax["step_p95_seconds"] < 3 * by_jax["step_seconds"]
+    assert by_jax["first_step_seconds"] > by_jax["step_seconds"]  # it compiles
+    assert by_jax["training_flops_per_image"] == by_torch["training_flops_per_image"]
+    assert by_jax["memory_bytes"] > 2**20
+    assert {"data_wait", "h2d", "forward_backward"} <= by_jax["host_seconds"].keys()
+    assert "| jax | synthetic | 4 |" in "\n".join(format_report("x", rows))
+
+
+def test_ranks_of_the_jax_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
+    two = {"train.engine": "jax", "launch.processes": 2, "launch.threads": 1}
+    (row,) = measure([BenchVariant("two", two, batch=4)], tmp_path)
+    assert row.found is not None, row.reason
+    assert (row.found["ranks"], row.found["batch"]) == (2, 4)
 
 
 def test_real_images(make_shard_set, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.preparation import ImagePreparer
 from podscale.runs.predictions import read_predictions
 from tests.support.browser import Browser, browser, find_browser
+from tests.support.commands import copy_workspace
 from tests.support.shard_set import encode_image, smooth_pixels
 
 
@@ -50,10 +50,10 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
         pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
     if not is_cached():
         pytest.skip("onnxruntime-web is not in the cache; `podscale export --format html` fetches it with npm")
-    shutil.copytree(calm / "runs" / "calm", tmp_path / "runs" / "calm")
-    shutil.copytree(calm / "datasets", tmp_path / "datasets")
+    copy_workspace(calm, tmp_path)
     exported = export_model(tmp_path / "runs" / "calm", ExportOptions(format="html", limit=50))
     assert exported.path.name == "demo.html"
+    assert '<a href="export/demo.html">' in (tmp_path / "runs" / "calm" / "report.html").read_text()
     evaluated = read_predictions(tmp_path / "runs" / "calm" / "predictions.safetensors")
     (shards,) = (path for path in (tmp_path / "datasets").iterdir() if path.is_dir())
     split = ShardSet.open(shards).split("validation")

@@ -66,12 +66,14 @@ def parts(workspace: Path, job: JobSpec) -> Path:
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not [*folder.glob("part-00001*"), *folder.parent.glob("*.jsonl")]
+    assert list(folder.glob(".part-00001*")), "kill -9 leaves the temporary file"
     pipe.unlink()
     pipe.write_bytes(content)
     with pytest.raises(InputError, match=rf"1 of {PARTS} parts are missing \(got 'part-00001-of-{PARTS:05d}'\)"):
         merge_parts(folder, rows)
     assert not rows.exists()
     subprocess.run(pod_command(job, 1), check=True)
+    assert not list(folder.glob(".*"))
     return folder
 
 

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from podscale.report import build_report
+from podscale.report.demo_page_link import update_demo_link, without_demo_link
+from podscale.runs import RunDirectory
+from podscale.util.files import file_sha256
 from tests.support.browser import Browser, browser, find_browser
 from tests.support.digits_run import DIGITS, make_digits_run
+from tests.support.polling import until
 
 HOSTILE = "<script>document.title='owned'</script>"
 
@@ -137,3 +141,55 @@ def test_alone_and_without_scripts(page: Browser, report: Path, tmp_path: Path) 
         assert page.evaluate("document.title") == "digits-softmax: Podscale report"
     finally:
         page.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def with_demo_page(report: Path, folder: Path) -> RunDirectory:
+    """Return a copy of the run with a small page that stands for an exported one, linked in the report."""
+    run = RunDirectory(folder / "run")
+    shutil.copytree(report.parent, run.path)
+    run.exports.mkdir()
+    demo = run.exports / "demo.html"
+    demo.write_text("<!doctype html><script>console.log('the demo ran')</script>")
+    check = {"weights_sha256": file_sha256(run.model / "model.safetensors")}
+    demo.with_name("demo.html.json").write_text(json.dumps(check))
+    update_demo_link(run)
+    return run
+
+
+def test_the_demo_page_is_loaded_when_the_user_asks_for_it(page: Browser, report: Path, tmp_path: Path) -> None:
+    run = with_demo_page(report, tmp_path)
+    demo = (run.exports / "demo.html").as_uri()
+    page.open(run.report)
+    assert complaints(page) == []
+    assert requests(page) == [run.report.as_uri()]
+    assert page.evaluate("document.querySelector('#demo a').href") == demo
+    page.evaluate("document.querySelector('#demo details').open = true")
+    assert requests(page) == [run.report.as_uri()]
+    page.evaluate("document.querySelector('#demo details a').click()")
+    until(lambda: page.evaluate("true") and complaints(page), 20)
+    (message,) = complaints(page)
+    assert "the demo ran" in message
+    assert requests(page) == [run.report.as_uri(), demo]
+    assert page.evaluate("document.querySelector('#demo iframe').getBoundingClientRect().height") > 400
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    page.evaluate("void setTimeout(() => document.querySelector('#demo a').click())")  # answers before it navigates
+    until(lambda: page.call("Page.getFrameTree")["frameTree"]["frame"]["url"] == demo, 20)
+
+
+def test_a_link_to_the_demo_page_leads_nowhere_in_a_sandboxed_frame(
+    page: Browser, report: Path, tmp_path: Path
+) -> None:
+    """The reason why the artifact of Kubeflow Pipelines has no link."""
+    run = with_demo_page(report, tmp_path)
+    seen(
+        page,
+        framed(run.report, f"<script>for (const a of document.querySelectorAll('#demo a')) a.click()</script>{PROBE}"),
+        1280,
+    )
+    until(lambda: page.evaluate("true") and complaints(page), 20)
+    assert all("Not allowed to load local resource" in message for message in complaints(page))
+    assert not any("demo.html" in url for url in requests(page))
+    run.report.write_text(without_demo_link(run.report.read_text()))
+    assert "demo.html" not in run.report.read_text()
+    seen(page, framed(run.report), 1280)
+    assert complaints(page) == []

@@ -274,8 +274,12 @@ def test_an_exported_file_is_served_with_its_own_rows(run: Path, tmp_path: Path)
     export_model(run, ExportOptions(out=file, preprocessing=True, limit=3))
     (path,) = write_photographs(tmp_path, 1)
     (row,) = map(row_of, predict(file, [str(path)]))
-    with running_server(file, tmp_path) as server:
+    with running_server(file, tmp_path, "--drain-seconds", "1000") as server:
         served, answer = server.predict(path.read_bytes()).row, server.request("GET", "/").json
+        server.command.process.send_signal(signal.SIGTERM)
+        until(lambda: server.status("/healthz") == 503)
+        server.command.process.send_signal(signal.SIGTERM)
+        assert server.command.end().code == 0, "a second SIGTERM ends the drain"
     np.testing.assert_allclose(served.pop("probabilities"), row.pop("probabilities"), atol=1.5e-6)
     assert served == {**row, "image": ""}
     assert (answer["model"], answer["exported"]) == ("small", file_sha256(file))

@@ -116,6 +116,18 @@ def test_wait_raises_the_error_of_the_stage(training: FakeCluster) -> None:
         podscale.attach("r1").wait()
 
 
+def test_wait_of_an_attached_document_follows_the_jobs_and_submits_nothing(training: FakeCluster) -> None:
+    run = podscale.attach(podscale.load("digits", **OPTIONS))
+    for index in (0, 1):
+        training.put("pods", pod(index, phase="Succeeded", state=terminated(0)))
+    training.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+    run.wait()
+    assert [status.stage for status in run.status()] == ["train"]
+    run.stop(delete=True, wait=False)
+    with refused(field="run r1"):
+        run.wait()
+
+
 def test_wait_for_a_run_without_jobs_is_refused(cluster: FakeCluster) -> None:
     with refused(field="run r2"):
         podscale.attach("r2").wait()

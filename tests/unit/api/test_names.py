@@ -19,6 +19,7 @@ def test_the_names_are_frozen() -> None:
 
 
 def test_every_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert [name for name in podscale.__all__ if not hasattr(podscale, name)] == []
     assert set(podscale.__all__) <= set(dir(podscale))
     assert not hasattr(podscale, "no_such_name")
 

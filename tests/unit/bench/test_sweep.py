@@ -1,6 +1,7 @@
 """Rows of a throughput sweep: which measurements a restarted sweep reuses, and which count as done."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ class Workers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.codes, self.error = 0, list[int | None]([0]), ""
+        self.modules: list[str] = []
         monkeypatch.setattr(sweep, "run_workers", self.run)
         monkeypatch.setattr(host_info, "visible_gpus", lambda: 1)
         monkeypatch.setattr(host_info, "gpu_names", lambda: ["NVIDIA H100"])
 
     def run(self, module: str, arguments: list[str], *rest: object, log: Path, **options: object) -> list[int | None]:
         self.calls += 1
+        self.modules.append(module)
         result = Path(arguments[1])
         result.write_text(json.dumps({"images_per_second": float(self.calls)}))
         log.touch()
@@ -36,9 +39,11 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     return Workers(monkeypatch)
 
 
-def measure(folder: Path, *, real: bool = False, shard_set: str | None = None, parts: int = 2) -> SweepRow:
+def measure(
+    folder: Path, *, real: bool = False, shard_set: str | None = None, parts: int = 2, engine: str = "pytorch"
+) -> SweepRow:
     settings = SweepSettings(warmup=1, steps=2, parts=parts, shard_set=shard_set)
-    variant = BenchVariant("one", {"launch.processes": 1}, batch=4, real_images=real)
+    variant = BenchVariant("one", {"launch.processes": 1, "train.engine": engine}, batch=4, real_images=real)
     (row,) = run_sweep(
         lambda changes: load(None, ["model.width=4", *changes]),
         [variant],
@@ -90,3 +95,11 @@ def test_a_result_counts_only_if_no_rank_failed_afterwards(
     assert row.reason == ("ran past its limit of 300 s" if None in codes else "RuntimeError: lost")
     workers.codes = [0, 0]
     assert measure(tmp_path).found == {"images_per_second": 2.0}
+
+
+def test_each_engine_has_a_worker_that_exists(workers: Workers, tmp_path: Path) -> None:
+    for engine in ("jax", "pytorch"):
+        assert measure(tmp_path, engine=engine).found
+        assert workers.modules[-1] == f"podscale.{engine}.throughput_benchmark"
+        assert find_spec(workers.modules[-1]) is not None
+    assert workers.calls == 2  # a row of its own for each

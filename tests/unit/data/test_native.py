@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
 from podscale.config.data import Interpolation
+from podscale.data import native as native_module
 from podscale.data.crop import CropParams, CropParamsBatch, evaluation_crops
-from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode, decode_rows
-from podscale.data.native import REASONS, CropDecoder, is_available
+from podscale.data.decode import RESAMPLING, BadRecord, Pixels, crop_and_resize, decode, decode_rows
+from podscale.data.decode_index import NO_INDEX
+from podscale.data.native import REASONS, CropDecoder, build_decode_index, is_available
 from tests.support.loading import needs_native, special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -80,11 +83,13 @@ def native(
     crops: Sequence[CropParams],
     size: int = SIZE,
     filtered: Interpolation = "bilinear",
+    index: Pixels = NO_INDEX,
 ) -> tuple[Pixels, Pixels]:
     """Return the crops of one image, and their status."""
     images = np.full((len(crops), size, size, 3), 77, dtype=np.uint8)
     heights, widths = (np.full(len(crops), side) for side in shape)
-    status = decoder.decode([record] * len(crops), heights, widths, batch_of(crops), images, filtered)
+    records, indexes = [record] * len(crops), [index] * len(crops)
+    status = decoder.decode(records, heights, widths, batch_of(crops), images, filtered, indexes)
     return images, status
 
 
@@ -111,6 +116,42 @@ def test_crops_are_those_of_the_reference(kind, portable) -> None:
             for crop, image in zip(crops, images, strict=True):
                 want = expected(record, (height, width), crop, SIZE, filtered)
                 assert np.array_equal(image, want), (height, width, filtered, crop)
+
+
+def test_the_order_of_the_installed_pillow_is_found(monkeypatch) -> None:
+    """An older Pillow is two calls that resize one axis each."""
+    is_new = int(PIL.__version__.partition(".")[0]) >= 13
+    assert native_module.pillow_order() == ("fewest values first" if is_new else "rows first")
+    monkeypatch.setattr(native_module, "crop_and_resize", rows_first)
+    assert native_module.pillow_order.__wrapped__() == "rows first"
+
+
+def rows_first(pixels, crop, size, interpolation):
+    """Return the crop by a Pillow before version 13."""
+    rectangle = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    if crop.height > 100 * crop.width and crop.out_height < crop.height:
+        low = Image.fromarray(rectangle).resize((crop.width, crop.out_height), RESAMPLING[interpolation])
+        low_crop = crop._replace(left=0, top=0, height=crop.out_height)
+        return crop_and_resize(np.asarray(low), low_crop, size, interpolation)
+    narrow = Image.fromarray(rectangle).resize((crop.out_width, crop.height), RESAMPLING[interpolation])
+    return crop_and_resize(np.asarray(narrow), crop._replace(left=0, top=0, width=crop.out_width), size, interpolation)
+
+
+@PORTABLE
+@pytest.mark.parametrize("filtered", ["bilinear", "bicubic"])
+def test_rows_come_first_for_an_older_pillow(portable, filtered) -> None:
+    decoder, pixels = CropDecoder(1, portable=portable, order="rows first"), smooth_pixels(3, 210, 190)
+    pixels ^= np.random.default_rng(0).integers(0, 64, pixels.shape).astype(np.uint8)
+    crops = [
+        CropParams(7, 5, width, height, 24, 24, 0, 0, False)
+        for width in (1, 2, 20, 24, 57)
+        for height in (24, 60, 100, 200)
+    ]
+    crops += [CropParams(0, 0, 1, height, 24, 24, 0, 0, False) for height in (101, 205)]
+    images, status = native(decoder, pixels, (210, 190), crops, filtered=filtered)
+    assert not status.any()
+    for crop, image in zip(crops, images, strict=True):
+        assert np.array_equal(image, np.asarray(rows_first(pixels, crop, SIZE, filtered))), crop
 
 
 @PORTABLE
@@ -400,8 +441,12 @@ def test_photographs_are_the_same(archive, every, real_data) -> None:
         with Image.open(io.BytesIO(data)) as image:
             width, height = image.size
         chosen = random_crops(generator, height, width, 96)[5:12]
+        index = as_record(build_decode_index(record, 8))
         for filtered in ("bilinear", "bicubic"):
             images, status = native(decoder, record, (height, width), chosen, 96, filtered)
+            indexed, status_with_index = native(decoder, record, (height, width), chosen, 96, filtered, index)
+            assert np.array_equal(indexed[status == 0], images[status == 0])
+            assert np.array_equal(status_with_index, status)
             refused += bool(status.any())
             for crop, image, refusal in zip(chosen, images, status, strict=True):
                 if not refusal:

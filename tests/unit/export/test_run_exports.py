@@ -9,6 +9,8 @@ import pytest
 
 from podscale.components import steps
 from podscale.config import RunConfig, dumps, loads
+from podscale.export import export_model as export_module
+from podscale.export.web_runtime import WebRuntime
 from podscale.runs import RunDirectory, StageOutcome, read_outcomes, write_outcome
 from podscale.runs.stage_outcomes import discard_outcomes, planned_stages
 from podscale.stages import local
@@ -90,3 +92,22 @@ def test_the_component_hands_on_the_files_with_metadata(config: RunConfig, tmp_p
     assert (metadata["run"], metadata["weights_sha256"]) == ("small", report["weights_sha256"])
     assert (metadata["framework"], metadata["location"]) == ("safetensors+torchscript", str(run.exports))
     json.dumps(metadata)
+
+
+def test_the_stage_links_its_page_in_the_report(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(export_module, "load_web_runtime", lambda: WebRuntime(b"module", b"program", "small 1.2.3"))
+    (tmp_path / "manifest.json").write_text(json.dumps({"location": str(tmp_path / "shards")}))
+    shard_set, page, card = (Artifact(str(tmp_path / name)) for name in ("manifest.json", "page.html", "card.md"))
+    config = change(config, "export.formats=[html]", "export.images=8")
+    document, run = config.model_dump_json(), RunDirectory.for_config(config)
+    steps.report(document, shard_set, page, card)
+    assert "demo.html" not in run.report.read_text().partition("The resolved run document")[0]
+    local.export(config, str(tmp_path / "shards"))
+    assert '<a href="export/demo.html">' in run.report.read_text()
+    steps.report(document, shard_set, page, card)  # as a pipeline that runs again does
+    assert '<a href="export/demo.html">' in run.report.read_text()
+    assert Path(page.path).read_text().count("<iframe") == 0
+    assert "export/demo.html" not in Path(page.path).read_text()

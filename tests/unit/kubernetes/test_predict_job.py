@@ -19,9 +19,7 @@ from tests.support.outcomes import assert_error
 from tests.support.pods import pods_of
 from tests.support.refusals import refused
 
-SET = [
-    *("--set", "run.id=r1", "--set", "run.workspace=/work", "--set", "launch.cluster.workspace_claim=w"),
-]
+SET = ["--set", "run.id=r1", "--set", "run.workspace=/work", "--set", "launch.cluster.workspace_claim=w"]
 PREDICT = ["--stage", "predict", "--images", "/work/photos", "--parts", "8"]
 GPU = ("launch.hardware=nvidia-l4", "launch.processes=1")
 
@@ -68,6 +66,11 @@ def test_pods_have_the_hardware_of_the_run_and_no_ranks() -> None:
         pods_of(render_job(spec("launch.nodes=4"), "job")).container["resources"]
         == pods_of(render_job(spec(), "job")).container["resources"]
     )
+
+
+def test_pods_have_no_disk_for_the_cache_of_shards() -> None:
+    with_cache = pods_of(render_job(spec("launch.cluster.local_ssd=true"), "job"))
+    assert with_cache.container["resources"] == pods_of(render_job(spec(), "job")).container["resources"]
 
 
 def test_another_prediction_is_another_job_with_other_files() -> None:

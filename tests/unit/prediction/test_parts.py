@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,14 @@ from podscale.cli import main
 from podscale.errors import InputError
 from podscale.export.export_model import ExportOptions, export_model
 from podscale.prediction import parts
+from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.merge_parts import merge_parts
 from podscale.prediction.parts import Part, PartManifest, parse_part, predict_part
 from podscale.prediction.predict import predict
-from podscale.prediction.predictor import PredictOptions, Predictor
+from podscale.prediction.predictor import PredictedItem, PredictOptions, Predictor
 from podscale.prediction.writers import row_of
 from podscale.util.files import file_sha256
+from podscale.util.processes import hold_lock_file
 from tests.support.prediction import photograph, write_photographs
 
 BATCH = 2
@@ -116,6 +118,39 @@ def test_rows_that_were_damaged_or_lost_are_predicted_again(model_run: Path, pho
     rows.unlink()
     with pytest.raises(InputError, match="the rows of this part are missing"):
         merge_parts(folder, tmp_path / "rows.jsonl")
+
+
+def test_temporary_files_of_killed_processes_are_deleted(model_run: Path, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    rows = parts.rows_path(folder, Part(0, 2)).name
+    left, living, other = (
+        folder / f".{name}.tmp" for name in (f"{rows}.a", f"{rows}.b", "part-00001-of-00002.jsonl.a")
+    )
+    left.touch()
+    other.touch()
+    with hold_lock_file(living):
+        predict_part(Predictor.open(model_run, [str(photos)], PredictOptions(batch=BATCH)), Part(0, 2), folder)
+        assert set(folder.glob(".*")) == {living, other}
+
+
+def test_a_part_that_is_predicted_holds_the_lock_of_its_file(
+    model_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process of the part, which starts before the first one ends, leaves its file."""
+    folder, second = tmp_path / "parts", Predictor.open(model_run, [str(photos)], PredictOptions(batch=BATCH))
+    folder.mkdir()
+    predict_items, found = parts.predict_items, list[PartManifest]()
+
+    def interrupted(predictor: Predictor, items: Iterator[ImageItem]) -> Iterator[PredictedItem]:
+        monkeypatch.setattr(parts, "predict_items", predict_items)
+        found.append(predict_part(second, Part(0, 1), folder)[0])
+        yield from predict_items(predictor, items)
+
+    monkeypatch.setattr(parts, "predict_items", interrupted)
+    (manifest,) = predict_parts(model_run, [photos], folder, 1)
+    assert found == [manifest]
+    assert not list(folder.glob(".*"))
 
 
 def test_a_part_of_another_prediction_is_refused(model_run: Path, photos: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from podscale.config import RunConfig
+from podscale.data import native
 from podscale.errors import InputError
 from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
 from podscale.prediction.image_inputs import iter_items
@@ -56,6 +57,13 @@ def test_every_image_has_one_row_in_order(rows: list[Prediction], photos: Path) 
 @pytest.mark.parametrize("batch", [1, 7, 100])
 def test_rows_do_not_depend_on_the_batch(batch: int, rows: list[Prediction], model_run: Path, photos: Path) -> None:
     assert_same_rows(list(predict(model_run, [str(photos)], PredictOptions(batch=batch))), rows)
+
+
+def test_scores_do_not_depend_on_the_native_extension(
+    rows: list[Prediction], model_run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    assert list(predict(model_run, [str(photos)])) == rows
 
 
 def test_several_inputs_a_limit_and_the_number_of_classes(

@@ -2,15 +2,18 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from podscale.config import RunConfig
+from podscale.data import native
 from podscale.data.loaders.build_loader import build_evaluation_loader
 from podscale.data.shard_set import ShardSet
 from podscale.data.sharding.validate_image import ImageRules, InvalidImage, prepare_image
+from podscale.prediction import preparation
 from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.preparation import ImagePreparer
 from tests.conftest import MakeShardSet
@@ -44,6 +47,35 @@ def test_pixels_are_those_of_evaluation(make_shard_set: MakeShardSet) -> None:
         np.testing.assert_array_equal(prepare(b"x.jpg", EncodedImage(image)), batch.images[row])
         height, width = (int(split.column(side)[row]) for side in ("height", "width"))
         np.testing.assert_array_equal(prepare(b"", EncodedImage(split.read(row), (height, width))), batch.images[row])
+
+
+@pytest.mark.skipif(not native.is_available(), reason="the native extension is not installed")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("fraction", [0.875, 1.0])
+def test_the_native_extension_has_the_pixels_of_pillow(
+    interpolation: str, fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [(60, 80), (381, 155), (20, 21), (33, 32), (1, 1), (900, 9), (3, 700)]
+    noise = np.random.default_rng(0)
+    images = [
+        encode_image(noise.integers(0, 256, (*size, 3)).astype(np.uint8), kind=kind)
+        for kind in ("JPEG", "PNG")
+        for size in sizes
+    ]
+    images += [content for content, reason, _ in odd_images().values() if reason is None]
+    config = config_of(evaluate={"crop_fraction": fraction}, input={"image_size": 32, "interpolation": interpolation})
+    with_extension = ImagePreparer(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "is_available", lambda: False)
+        without = ImagePreparer(config)
+        patch.setattr(native, "is_available", lambda: True)
+        patch.setattr(native, "CropDecoder", lambda threads: SimpleNamespace(decode=lambda *_: np.ones(1)))
+        refused = ImagePreparer(config)
+    wanted = [without(b"x", EncodedImage(image)) for image in images]
+    np.testing.assert_array_equal(refused(b"x", EncodedImage(images[0])), wanted[0])
+    monkeypatch.delattr(preparation, "crop_and_resize")
+    for image, pixels in zip(images, wanted, strict=True):
+        np.testing.assert_array_equal(with_extension(b"x", EncodedImage(image)), pixels)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def test_patterns_of_gitignore_leave_files_out(folder: Path) -> None:
 def test_an_archive_is_unpacked_read_only(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    archive = CodeArchive.from_text(pack_code(folder).to_text())
+    text = pack_code(folder).to_text()
+    assert text is not None
+    archive = CodeArchive.from_text(text)
     archive.unpack(target)
     assert (target / "nets" / "wide.py").read_text() == "WIDTH = 4\n"
     assert [oct(path.stat().st_mode & 0o222) for path in (target, target / "train.py")] == ["0o0", "0o0"]
@@ -58,8 +60,16 @@ def test_an_archive_is_unpacked_read_only(folder: Path, tmp_path: Path) -> None:
 def test_text_has_nothing_that_kubernetes_or_argo_replaces(folder: Path) -> None:
     (folder / "random.bin").write_bytes(os.urandom(20_000))
     archive = pack_code(folder)
-    assert not set(archive.to_text()) & set("${}\"'\\")
-    assert CodeArchive.from_text(archive.to_text()) == archive
+    text = archive.to_text()
+    assert text is not None
+    assert not set(text) & set("${}\"'\\")
+    assert CodeArchive.from_text(text) == archive
+
+
+@pytest.mark.parametrize("size", [49_000, 200_000], ids=["only as text", "before its end"])
+def test_text_that_would_be_too_long_is_none(folder: Path, size: int) -> None:
+    (folder / "random.bin").write_bytes(os.urandom(size))
+    assert pack_code(folder).to_text() is None
 
 
 def test_pipes_and_links_to_nothing_are_left_out(folder: Path, tmp_path: Path) -> None:

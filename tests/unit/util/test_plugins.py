@@ -36,7 +36,15 @@ stripes = plugin_of_a_test:tiny
 [podscale.optimizers]
 sign-sgd = plugin_of_a_test:optimizer
 """
-MODULE = "VALUE = 1\ndef tiny(num_classes, channels=8): ...\ndef optimizer(shard, scale=1.0): return scale\n"
+MODULE = """
+VALUE = 1
+def tiny(num_classes, channels=8): ...
+def optimizer(shard, scale=1.0): return scale
+def __getattr__(name):
+    if name == "imported_at_first_use":
+        import module_that_is_missing
+    raise AttributeError(name)
+"""
 
 
 @pytest.fixture
@@ -127,33 +135,42 @@ def test_a_wrong_name_is_refused_with_the_likely_one(
 
 
 def test_a_plugin_that_cannot_be_imported_names_its_distribution(installed: Path) -> None:
-    plugin = plugins.find_plugin("podscale.models", "broken", "model.name")
+    plugin = plugins.find_plugin("model.name", "broken")
     with refused("podscale-test-plugin 1.2", "ModuleNotFoundError", field="model.name"):
-        plugin.load("model.name")
+        plugin.load()
     with refused("podscale-test-plugin 1.2", "not callable", field="model.name"):
-        plugins.find_plugin("podscale.models", "value", "model.name").load("model.name")
+        plugins.find_plugin("model.name", "value").load()
 
 
 def test_two_distributions_with_one_name_are_refused(installed: Path) -> None:
     write_distribution(installed, "another-plugin", "0.1", ENTRY_POINTS)
     with refused("another-plugin 0.1 and podscale-test-plugin 1.2", field="model.name"):
-        plugins.find_plugin("podscale.models", "tiny", "model.name")
+        plugins.find_plugin("model.name", "tiny")
 
 
 def test_options_that_a_plugin_does_not_take(installed: Path) -> None:
-    plugin = plugins.find_plugin("podscale.optimizers", "sign-sgd", "train.optimizer.name")
-    assert plugins.call_plugin(plugin, "f", object(), options={"scale": 2.0}, options_field="o") == 2.0
+    plugin = plugins.find_plugin("train.optimizer.name", "sign-sgd")
+    assert plugins.call_plugin(plugin, object(), options={"scale": 2.0}, options_field="o") == 2.0
     with refused("Did you mean scale?", field="train.optimizer.options"):
-        plugins.call_plugin(plugin, "f", object(), options={"scal": 2}, options_field="train.optimizer.options")
+        plugins.call_plugin(plugin, object(), options={"scal": 2}, options_field="train.optimizer.options")
 
 
 def test_a_callable_of_the_users_code(installed: Path) -> None:
     config = podscale.load({}, **{"train.optimizer.name": "python:plugin_of_a_test:optimizer"})
-    factory = plugins.find_factory("podscale.optimizers", config.train.optimizer.name, "train.optimizer.name")
-    assert plugins.call_plugin(factory, "f", object(), options={"scale": 3}, options_field="o") == 3
-    for name, problem in {"nothing": "AttributeError", "VALUE": "not callable"}.items():
-        with refused(problem, field="train.optimizer.name"):
-            plugins.NamedCallable(f"python:plugin_of_a_test:{name}").load("train.optimizer.name")
+    factory = plugins.find_factory("train.optimizer.name", config.train.optimizer.name)
+    assert plugins.call_plugin(factory, object(), options={"scale": 3}, options_field="o") == 3
+    problems = {
+        "nothing": "has no nothing",
+        "optimiser": "Did you mean optimizer?",
+        "VALUE": "not callable",
+        "VALUE.nothing": "has no VALUE.nothing",
+        "imported_at_first_use": "ModuleNotFoundError",
+    }
+    for name, problem in problems.items():
+        with refused(problem, field="train.optimizer.name", got=f"python:plugin_of_a_test:{name}"):
+            plugins.NamedCallable("train.optimizer.name", f"python:plugin_of_a_test:{name}").load()
+    with refused("ModuleNotFoundError", "launch.code", field="train.optimizer.name"):
+        plugins.NamedCallable("train.optimizer.name", "python:module_that_is_missing:optimizer").load()
     with refused("plugin:NAME", field="data.format"):
         podscale.load({}, **{"data.format": "python:plugin_of_a_test:tiny"})
 

@@ -13,15 +13,12 @@ import pytest
 from pydantic import ValidationError
 
 from podscale.config.preflight.host import input_cache_bytes
-from podscale.config.run_config import RunConfig
 from podscale.data.loaders import pillow
-from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.shard_set import LocalShardMapper, ShardSet
-from tests.support.loading import document, open_loader, special_images
+from tests.support.loading import assert_same_batches, document, open_loader, train_and_close
 from tests.support.polling import until
 from tests.support.refusals import refused
-from tests.support.shard_set import Sample, encode_image, image_size, smooth_pixels, varied_samples
 
 LARGE = 2**40
 CACHES = {
@@ -34,34 +31,6 @@ CACHES = {
 BLOCKED = {"order": "blocked", "groups": 4}
 
 
-@pytest.fixture
-def mixed(make_shard_set) -> Path:
-    """Make a set of 48 training images of every kind, some tall, three damaged, in 4 shards."""
-    samples = [
-        Sample(encode_image(smooth_pixels(i, 120 + i, 60), quality=90), i % 4) if i % 3 == 0 else sample
-        for i, sample in enumerate(varied_samples(48, 4))
-    ]
-    for row, data in zip(range(2, 48, 3), special_images().values(), strict=False):
-        samples[row] = Sample(data, 1)
-    for row, broken in ((6, samples[6].image[:900]), (7, b"nothing"), (30, b"\xff\xd8" + bytes(500))):
-        samples[row] = Sample(broken, samples[row].label, image_size(samples[row].image))
-    return make_shard_set({"train": samples, "validation": samples[:8]}, shards=4)
-
-
-def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: range = range(1), world: int = 1) -> Any:
-    """Return the batches, and the closed loader."""
-    split = open_shard_set(str(directory), config).split("train")
-    with open_loader(config, split, ranks=ranks, world=world) as loader:
-        return list(loader.batches(start, stop)), loader
-
-
-def same(left: list[Any], right: list[Any]) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert one.step == other.step
-        for name in ("keys", "labels", "weights", "images"):
-            assert np.array_equal(getattr(one, name), getattr(other, name)), (one.step, name)
-
-
 @pytest.mark.parametrize("order", [{}, BLOCKED], ids=["global", "blocked"])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("cache", CACHES)
@@ -69,11 +38,11 @@ def test_the_same_batches_as_without_a_cache(cache, workers, order, mixed) -> No
     """Three epochs, from the start and from the middle; damaged records are counted and substituted in the same way."""
     plain = document(input={"max_bad_rate": 1.0, **order})
     cached = document(input={"max_bad_rate": 1.0, "workers": workers, **order, **CACHES[cache]})
-    expected, reference = train(plain, mixed, 0, 18)
-    found, loader = train(cached, mixed, 0, 18)
-    same(expected, found)
+    expected, reference = train_and_close(plain, mixed, 0, 18)
+    found, loader = train_and_close(cached, mixed, 0, 18)
+    assert_same_batches(expected, found)
     assert loader.bad_records == reference.bad_records == 9
-    same(expected[9:], train(cached, mixed, 9, 18)[0])
+    assert_same_batches(expected[9:], train_and_close(cached, mixed, 9, 18)[0])
     for name, limit in (("records", "record_cache_bytes"), ("decoded", "decoded_cache_bytes")):
         asked = CACHES[cache].get(limit, 0)
         until(lambda name=name, asked=asked: bool(loader.cached_bytes[name]) == bool(asked), 60)
@@ -84,8 +53,10 @@ def test_the_same_batches_as_without_a_cache(cache, workers, order, mixed) -> No
 def test_processes_with_caches_make_up_the_same_global_batches(mixed) -> None:
     config = document(input={"max_bad_rate": 1.0, **BLOCKED, **CACHES["both"]}, launch={"nodes": 2})
     plain = document(input={"max_bad_rate": 1.0, **BLOCKED})
-    whole = train(plain, mixed, 0, 12)[0]
-    parts = [train(config, mixed, 0, 12, ranks=range(2 * host, 2 * host + 2), world=4)[0] for host in range(2)]
+    whole = train_and_close(plain, mixed, 0, 12)[0]
+    parts = [
+        train_and_close(config, mixed, 0, 12, ranks=range(2 * host, 2 * host + 2), world=4)[0] for host in range(2)
+    ]
     for batch, *pieces in zip(whole, *parts, strict=True):
         by_key = {key: image for piece in pieces for key, image in zip(piece.keys.tolist(), piece.images, strict=True)}
         assert sorted(by_key) == sorted(set(batch.keys.tolist()))
@@ -115,7 +86,7 @@ def test_a_cached_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
     sizes = ShardSet.open(directory).split("train")
     pixels = 3 * int((sizes.column("height").astype(int) * sizes.column("width")).sum())
     alone = {"decoded_cache_bytes": pixels, "workers": 1}  # two threads may decode an image at the same time
-    _, loader = train(document(input=alone), directory, 0, 18)
+    _, loader = train_and_close(document(input=alone), directory, 0, 18)
     assert len(spy.rows) == 48
     assert all(rows == height for rows, height in spy.rows), "it is kept whole, whatever crop comes first"
     assert loader.cached_bytes["decoded"] == pixels
@@ -123,7 +94,7 @@ def test_a_cached_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
 
 def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeypatch) -> None:
     spy = Spy(monkeypatch)
-    _, loader = train(document(input={"decoded_cache_bytes": 40_000}), make_shard_set(), 0, 18)
+    _, loader = train_and_close(document(input={"decoded_cache_bytes": 40_000}), make_shard_set(), 0, 18)
     kept = sum(rows == height for rows, height in spy.rows[:48])
     assert 20_000 < loader.cached_bytes["decoded"] <= 40_000
     assert kept > 0
@@ -225,7 +196,7 @@ def test_a_cut_short_shard_is_an_error(make_shard_set, monkeypatch) -> None:
 def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
     directory = make_shard_set(shards=1)
     with refused(field="input.record_cache_bytes", got=10):
-        train(document(input={"record_cache_bytes": 10}), directory, 0, 1)
+        train_and_close(document(input={"record_cache_bytes": 10}), directory, 0, 1)
     for name in ("record_cache_bytes", "decoded_cache_bytes"):
         with pytest.raises(ValidationError, match=rf"input\.{name}"):
             document(input={name: -1})
@@ -234,7 +205,7 @@ def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
             document(name, input={"decoded_cache_bytes": 1})
     monkeypatch.setattr("podscale.data.loaders.build_loader.resolve_loader", lambda name, device, **_: "nvjpeg")
     with refused("nvjpeg", field="input.decoded_cache_bytes", got=1):
-        train(document("auto", input={"decoded_cache_bytes": 1}), directory, 0, 1)
+        train_and_close(document("auto", input={"decoded_cache_bytes": 1}), directory, 0, 1)
     both = document(input={"record_cache_bytes": 5, "decoded_cache_bytes": 7})
     assert input_cache_bytes(both, 4) == 48
 

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from podscale.errors import PodscaleError
 from podscale.jax.aot.hlo import (
     Collective,
     CompilerCycles,
     axes_of_groups,
     find_collectives,
     find_cycles,
+    replica_groups,
     summarise_collectives,
 )
 
@@ -81,6 +83,42 @@ def test_groups_as_counts_are_the_same_as_groups_as_lists() -> None:
     listed = f"  %a = f32[4]{{0}} all-reduce(%x), replica_groups={COLUMNS}, to_apply=%add"
     counted = "  %a = f32[4]{0} all-reduce(%x), replica_groups=[8,4]<=[2,2,2,4]T(1,3,0,2), to_apply=%add"
     assert only(listed, V3) == only(counted, V3) == Collective("all-reduce", "column+group_column", 4, 16)
+
+
+V3_MESH = "mesh['slice'=1,'column'=2,'row'=2,'group_column'=2,'group_row'=4]"
+
+
+@pytest.mark.parametrize(
+    ("axes", "listed"),
+    [("'column','group_column'", COLUMNS), ("'row','group_row'", ROWS), ("'slice','group_column','group_row'", GROUPS)],
+)
+def test_groups_by_axes_of_a_mesh_are_the_same_as_groups_as_lists(axes: str, listed: str) -> None:
+    """As jaxlib 0.11 writes them."""
+    instruction = "  %a = f32[4]{0} all-reduce(%x), channel_id=1, replica_groups="
+    expected = replica_groups(f"{instruction}{listed}, to_apply=%add", 32)
+    line = f"{instruction}{V3_MESH} {{{axes}}}, use_global_device_ids=true, to_apply=%add"
+    np.testing.assert_array_equal(replica_groups(line, 32), expected)
+    assert only(line, V3) == only(f"{instruction}{listed}, to_apply=%add", V3)
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ("'y','x'", [[0, 2, 4, 6, 1, 3, 5, 7]]),
+        ("'x':(1)2", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("'x':(2)2", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("'x':(2)2,'y'", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+)
+def test_parts_of_axes_and_their_order(axes: str, expected: list[list[int]]) -> None:
+    found = replica_groups(f"replica_groups=mesh['x'=4,'y'=2] {{{axes}}}, to_apply=%add", 8)
+    assert found.tolist() == expected
+
+
+def test_groups_in_an_unknown_form_are_an_error_and_not_all_devices() -> None:
+    with pytest.raises(PodscaleError, match="unknown form"):
+        only("  %a = f32[4]{0} all-reduce(%x), replica_groups=<8 of 32>, to_apply=%add", V3)
+    assert only("  %a = f32[4]{0} all-reduce(%x), to_apply=%add", V3).axes == "all"
 
 
 def test_a_fused_scatter_is_a_scatter_and_not_the_all_reduce_inside() -> None:

@@ -165,5 +165,5 @@ def test_options_of_other_stages_are_refused(capsys: pytest.CaptureFixture[str])
 
 
 def test_tpus_are_refused() -> None:
-    with pytest.raises(InputError, match=r"launch\.hardware: the server needs PyTorch"):
+    with pytest.raises(InputError, match=r"launch\.hardware: predictions need PyTorch"):
         objects("launch.hardware=tpu-v5e-2x2", *ONE_RANK, *JAX)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -44,10 +45,6 @@ def test_fused_momentum_equals(module: str, cases: int, tolerance: float) -> Non
     assert all(error < tolerance for error in errors.values()), errors
 
 
-SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
-"""Shared memory of a block by compute capability: A100, H100 and B200 (CUDA programming guide)."""
-
-
 @pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)
 @pytest.mark.parametrize(
     ("kernel", "constants"), [("_norms_kernel", {"of_sum": True}), ("_momentum_kernel", {"nesterov": True})]
@@ -56,39 +53,22 @@ def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
     kernel: str, constants: dict[str, Any], capability: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Compiled for A100, H100 or B200, which needs no GPU. Registers suffice without spills to memory."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    pytest.importorskip("triton")
     from podscale.pytorch.optim import fused_momentum
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    function, constants = getattr(fused_momentum, kernel), {**constants, "block": fused_momentum.BLOCK_ELEMENTS}
-    types = {"table": "*i64", "finite": "*i32", **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(
-        fn=function,
-        signature={name: types.get(name, "*fp32") for name in function.arg_names},
-        constexprs=constants,
-        attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},  # torch's alignment
+    compiled = compile_kernel(
+        getattr(fused_momentum, kernel),
+        {"table": "*i64", "finite": "*i32"},
+        {**constants, "block": fused_momentum.BLOCK_ELEMENTS},
+        capability,
+        tmp_path,
+        warps=8,
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
-    vectors = compiled.asm["ptx"].count("ld.global.v4")
-    assert vectors == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # 8 elements of each array per thread
-    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
-    usage = resource_usage(compiled.asm["cubin"], tmp_path)
-    assert usage["REG"] <= 65536 // 256  # 8 warps
-    assert usage["STACK"] == usage["LOCAL"] == 0  # nothing spilled
-
-
-def resource_usage(cubin: bytes, folder: Path) -> dict[str, int]:
-    """Return registers of a thread, and bytes of memory by kind, of the kernel in a binary."""
-    from triton import backends
-
-    (folder / "kernel.cubin").write_bytes(cubin)
-    program = Path(backends.__file__).parent / "nvidia" / "bin" / "cuobjdump"
-    command = [program, "--dump-resource-usage", folder / "kernel.cubin"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}
+    assert compiled.vector_loads == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # 8 values of each array
+    assert compiled.shared <= SHARED_MEMORY_BYTES[capability]
+    assert compiled.registers <= REGISTERS // 256  # 8 warps
+    assert compiled.spilled == 0
 
 
 def test_lists_of_operations_are_used_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:

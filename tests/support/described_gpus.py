@@ -5,13 +5,8 @@ program is compiled down to machine code. What needs the device is missing: conv
 measured, so cuDNN and cuBLAS algorithms are the defaults, and nothing is run.
 """
 
-from importlib.util import find_spec
-
-import jax
 from jax import Device
 from jax.experimental import topologies
-
-from podscale.errors import InputError
 
 H100 = """
 gpu_device_info {
@@ -42,25 +37,9 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """H100 SXM with 80 GB, cuDNN 9.12 and CUDA 13, as XLA describes a chip (GpuTargetConfigProto)."""
 
 
-def has_cuda_plugin() -> bool:
-    """Return True if JAX's plugin for CUDA is installed."""
-    return find_spec("jax_plugins") is not None and any(
-        find_spec(f"jax_plugins.xla_cuda{version}") is not None for version in (12, 13)
+def described_gpus(hosts: int, gpus_per_host: int) -> list[Device]:
+    """Return the H100s of several hosts, one process each, that can only be compiled for; needs JAX's CUDA plugin."""
+    topology = topologies.get_topology_desc(
+        "described", platform="cuda", target_config=H100, topology=f"1x{hosts}x{gpus_per_host}"
     )
-
-
-def described_gpus(hosts: int, gpus_per_host: int, chip: str = H100) -> list[Device]:
-    """Return the GPUs of several hosts, one process each, that can only be compiled for.
-
-    Raises InputError if the plugin is not installed.
-    """
-    if not has_cuda_plugin():
-        hint = "Run `pip install 'podscale[jax-cuda]'`, in an environment of its own if need be."
-        raise InputError("compiling for GPUs needs JAX's plugin for CUDA, which is not installed", hint=hint)
-    try:
-        topology = topologies.get_topology_desc(
-            "described", platform="cuda", target_config=chip, topology=f"1x{hosts}x{gpus_per_host}"
-        )
-    except jax.errors.JaxRuntimeError as error:
-        raise InputError(f"the installed plugin cannot describe GPUs: {error}") from error
     return list(topology.devices)

@@ -1,0 +1,89 @@
+"""Checks of the GPUs of this machine for `podscale doctor`: settings, memory errors, links, and the JPEG decoder."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from podscale.util import nvidia_smi
+from podscale.util.nvidia_smi import GpuState
+from podscale.util.terminal import CheckResult
+
+INFINIBAND = Path("/sys/class/infiniband")
+"""Network cards that reach memory directly (RDMA)."""
+PEER_MEMORY = Path("/sys/module/nvidia_peermem")
+"""Kernel module by which these cards reach the memory of GPUs."""
+DRIVER = Path("/proc/driver/nvidia/version")
+OPEN_DRIVER = "Open Kernel Module"
+"""Words of the open driver's version, which shares the memory of GPUs without that module (DMA-BUF)."""
+
+
+def check_gpus(*, has_torch: bool) -> Iterator[CheckResult]:
+    """Check the GPUs that the driver has."""
+    if states := nvidia_smi.gpu_states():
+        yield _check_persistence(states)
+        yield _check_memory_errors(states)
+        yield _check_mig(states)
+    if len(states) > 1:
+        yield _check_nvlink(len(states))
+    if states and any(INFINIBAND.glob("*")):
+        yield _check_gpudirect()
+    if has_torch:
+        yield _check_jpeg_decoder()
+
+
+def _check_persistence(states: Sequence[GpuState]) -> CheckResult:
+    off = [state.index for state in states if state.persistence is False]
+    if not off:
+        return CheckResult("persistence", "ok", "the driver stays loaded")
+    found = f"off for {_names(off)}: the first process on a GPU loads the driver, which takes seconds"
+    return CheckResult("persistence", "note", found, "run nvidia-persistenced on the node, or nvidia-smi -pm 1")
+
+
+def _check_memory_errors(states: Sequence[GpuState]) -> CheckResult:
+    if broken := [state.index for state in states if state.uncorrected]:
+        errors = sum(state.uncorrected for state in states)
+        found = f"{errors} errors on {_names(broken)} that ECC could not correct: results may be wrong"
+        return CheckResult("GPU memory", "missing", found, "drain the node and reset or replace the GPU")
+    if off := [state.index for state in states if state.ecc is False]:
+        found = f"ECC is off for {_names(off)}: memory errors are not seen"
+        return CheckResult("GPU memory", "note", found, "nvidia-smi -e 1, then restart the node")
+    has_ecc = all(state.ecc for state in states)
+    return CheckResult("GPU memory", "ok", "ECC is on, no uncorrected errors" if has_ecc else "the GPUs have no ECC")
+
+
+def _check_mig(states: Sequence[GpuState]) -> CheckResult:
+    if not (split := [state.index for state in states if state.mig]):
+        return CheckResult("MIG", "ok", "off: a rank has a whole GPU")
+    found = f"on for {_names(split)}: NCCL takes one slice of a GPU"
+    return CheckResult("MIG", "note", found, "one rank a GPU; nvidia-smi -mig 0 joins the slices")
+
+
+def _check_nvlink(gpus: int) -> CheckResult:
+    without = nvidia_smi.pairs_without_nvlink()
+    if not without:
+        return CheckResult("NVLink", "ok", f"between all {gpus} GPUs")
+    first, second = without[0]
+    found = f"not between GPU {first} and GPU {second}" + (f" and {len(without) - 1} other pairs" * (len(without) > 1))
+    advice = "measure with podscale bench allreduce; all_reduce.algorithm=torus2d with row= the GPUs that are linked"
+    return CheckResult("NVLink", "note", f"{found}: NCCL uses PCIe or sockets there", advice)
+
+
+def _check_gpudirect() -> CheckResult:
+    is_open = DRIVER.exists() and OPEN_DRIVER in DRIVER.read_text(encoding="ascii", errors="replace")
+    if PEER_MEMORY.exists() or is_open:
+        way = "nvidia_peermem" if PEER_MEMORY.exists() else "DMA-BUF of the open driver"
+        return CheckResult("GPUDirect RDMA", "ok", f"by {way}")
+    found = "network cards with RDMA are there, but cannot reach the memory of GPUs: NCCL copies through the host"
+    return CheckResult("GPUDirect RDMA", "note", found, "modprobe nvidia_peermem on the node, or the open driver")
+
+
+def _check_jpeg_decoder() -> CheckResult:
+    from podscale.data.loaders.nvjpeg import is_available_on
+
+    if is_available_on("cuda:0"):
+        return CheckResult("nvJPEG", "ok", "torchvision decodes on the GPU (input.loader=nvjpeg)")
+    found = "torchvision does not decode on this GPU: images are decoded on the CPU"
+    return CheckResult("nvJPEG", "note", found, "install the torchvision of requirements/run.txt, or DALI")
+
+
+def _names(indices: Sequence[int]) -> str:
+    return ", ".join(f"GPU {index}" for index in indices)

@@ -1,0 +1,147 @@
+"""Autograd functions of the fused kernels: batch norm with ReLU, with a block's sum, and with the stem's pooling.
+
+Results are fp32 until they are rounded once, after the ReLU; separate operations round after each of them. With a group
+of ranks, moments and gradient sums are added up over it as in `sync`.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from podscale.pytorch.batch_norm import fused_kernels as kernels
+from podscale.pytorch.batch_norm import fused_pool_kernels as pool_kernels
+from podscale.pytorch.batch_norm.fused_kernels import (
+    MASK_OF_BITS,
+    MASK_OF_X,
+    NO_MASK,
+    Affine,
+    ImageRows,
+    InputGradientTerms,
+)
+from podscale.pytorch.batch_norm.sync import all_reduce_sum, combine_moments
+
+
+class NormLayer(Protocol):
+    """Attributes of `layer.BatchNorm`, which calls these functions."""
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+    eps: float
+    group: dist.ProcessGroup | None
+
+
+Gradients = tuple[Tensor, Tensor | None]
+"""Gradients of an output by its consumers; their sum counts."""
+
+
+def norm(layer: NormLayer, x: Tensor) -> Tensor:
+    """Return the normalised images `x` [n, channels, height, width]."""
+    return _Norm.apply(x, layer.weight, layer.bias, None, layer, NO_MASK)  # type: ignore[no-any-return]
+
+
+def norm_relu(layer: NormLayer, x: Tensor) -> Tensor:
+    """Return the ReLU of the normalised images `x` [n, channels, height, width]."""
+    return _Norm.apply(x, layer.weight, layer.bias, None, layer, MASK_OF_X)  # type: ignore[no-any-return]
+
+
+def norm_add_relu(layer: NormLayer, x: Tensor, shortcut: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ReLU of the normalised `x` plus `shortcut` [n, channels, ...], twice, for its two consumers."""
+    shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    return _Norm.apply(x, layer.weight, layer.bias, shortcut, layer, MASK_OF_BITS)  # type: ignore[no-any-return]
+
+
+def norm_relu_pool(layer: NormLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pooled ReLU of the normalised `x` [n, channels, height, width], twice, for its two consumers."""
+    return _NormPool.apply(x, layer.weight, layer.bias, layer)  # type: ignore[no-any-return]
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, layer: NormLayer, relu: int
+    ) -> Any:
+        shape = ImageRows.of(x)
+        affine, count = _affine(layer, x, shape)
+        y, bits = kernels.normalise(x, shape, affine, relu, shortcut)
+        ctx.save_for_backward(x, *affine, count, bits)
+        ctx.group, ctx.relu = layer.group, relu
+        ctx.set_materialize_grads(False)
+        return (y, y.view_as(y)) if relu == MASK_OF_BITS else y
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *affine_values, count, bits = ctx.saved_tensors
+        affine, shape, relu = Affine(*affine_values), ImageRows.of(x), ctx.relu
+        if (gradients := _nhwc_gradients(outputs, x.dtype)) is None:
+            return (None,) * 6
+        partial, gradient = kernels.chunk_gradient_sums(gradients, x, shape, affine, relu, bits)
+        terms = _gradient_terms(ctx.group, partial, shape, affine, count)
+        dx = kernels.input_gradient(gradient, x, shape, affine, terms.slope, terms.constant, relu)
+        return dx, terms.weight, terms.bias, gradient if relu == MASK_OF_BITS else None, None, None
+
+
+class _NormPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: NormLayer) -> Any:
+        affine, count = _affine(layer, x, ImageRows.of(x))
+        pooled, indices = pool_kernels.pool(x, affine)
+        ctx.save_for_backward(x, *affine, count, indices)
+        ctx.group = layer.group
+        ctx.set_materialize_grads(False)
+        return pooled, pooled.view_as(pooled)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *affine_values, count, indices = ctx.saved_tensors
+        affine, shape = Affine(*affine_values), ImageRows.of(x)
+        if (gradients := _nhwc_gradients(outputs, x.dtype)) is None:
+            return (None,) * 4
+        partial = pool_kernels.pool_chunk_gradient_sums(gradients, indices, x, affine)
+        terms = _gradient_terms(ctx.group, partial, shape, affine, count)
+        dx = pool_kernels.pool_input_gradient(gradients, indices, x, affine, terms.slope, terms.constant)
+        return dx, terms.weight, terms.bias, None
+
+
+def _affine(layer: NormLayer, x: Tensor, shape: ImageRows) -> tuple[Affine, Tensor | None]:
+    """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages."""
+    partial = kernels.chunk_moments(x, shape)
+    running = (layer.running_mean, layer.running_var)
+    if layer.group is None:
+        return kernels.local_affine(partial, shape, layer.weight, layer.bias, running, layer.momentum, layer.eps), None
+    group = layer.group
+    mean, var = kernels.local_moments(partial, shape)
+    moments = combine_moments(mean, var, shape.rows, lambda message: all_reduce_sum(message, group), torch.float32)
+    invstd = torch.rsqrt(moments.var + layer.eps)
+    scale = layer.weight.detach() * invstd
+    for average, new in zip(running, (moments.mean, moments.unbiased), strict=True):
+        average.lerp_(new, layer.momentum)
+    shift = layer.bias.detach() - moments.mean * scale
+    return Affine(moments.mean, moments.var, invstd, scale, shift), moments.count
+
+
+def _gradient_terms(
+    group: Any, partial: Tensor, shape: ImageRows, affine: Affine, count: Tensor | None
+) -> InputGradientTerms:
+    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`)."""
+    if count is None:
+        return kernels.local_gradient_terms(partial, shape, affine)
+    own = kernels.local_gradient_sums(partial, shape, affine)
+    total = all_reduce_sum(own.clone(), group)
+    mean_g, mean_product = (total / count.to(total.dtype)).unbind()
+    factor = -affine.scale
+    return InputGradientTerms(
+        own[0], own[1] * affine.invstd, factor * affine.invstd * affine.invstd * mean_product, factor * mean_g
+    )
+
+
+def _nhwc_gradients(outputs: tuple[Tensor | None, ...], dtype: torch.dtype) -> Gradients | None:
+    """Return the gradients that arrived, in NHWC order and the dtype of the images; None if there are none."""
+    given = [output.to(dtype).contiguous(memory_format=torch.channels_last) for output in outputs if output is not None]
+    if not given:
+        return None
+    return given[0], given[1] if len(given) > 1 else None

@@ -1,0 +1,517 @@
+"""Triton kernels of batch norm with ReLU, sum of a residual block, and their gradients, on images in NHWC order.
+
+Batch norm is bound by memory, so each kernel reads and writes as little as it can:
+
+- moments: reads x.
+- normalise: reads x (and the shortcut), writes the output; the signs of a block's output become one bit each.
+- gradient sums: reads the gradient of the output (of both consumers, where a block's output has two) and x; the mask of
+  the ReLU is computed again from x, or read as bits. In a block it writes the masked sum, the shortcut's gradient.
+- input gradient: reads the gradient and x, writes the input's gradient.
+
+Images are [rows, channels] here, a row for each pixel. Sums are in a fixed order: a program adds up a chunk of rows in
+fp32, and a second kernel adds up the chunks in fp64, so results do not depend on timing. Moments of a chunk are of the
+differences to the mean of its first rows, so that no large sums are subtracted. Comparisons let NaN through, because
+the loss must show it.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 4096
+"""Values of a tile: 16 bytes in flight four times for each of 128 threads."""
+TILE_CHANNELS = 256
+"""Most channels of a tile."""
+WARPS = 4
+PROGRAMS_PER_PROCESSOR = 4
+"""Programs of a sum for each multiprocessor."""
+PROCESSORS_WITHOUT_GPU = 4
+"""Multiprocessors that Triton's interpreter stands for."""
+CHANNELS_PER_BYTE = 8
+
+NO_MASK, MASK_OF_X, MASK_OF_BITS = 0, 1, 2
+"""ReLU of an output: none, one whose mask follows from x, and one of a sum, whose mask is in bits."""
+
+
+class Tiling(NamedTuple):
+    """Tiles of an image tensor: rows and channels of a tile, and rows of a chunk."""
+
+    rows: int
+    channels: int
+    chunk: int
+
+
+def image_tiling(rows: int, channels: int, device: torch.device) -> Tiling:
+    """Return the tiling of [rows, channels]; chunks so many that they fill the device."""
+    tile_channels = min(triton.next_power_of_2(channels), TILE_CHANNELS)
+    tile_rows = TILE // tile_channels
+    columns = -(-channels // tile_channels)
+    parts = max(1, PROGRAMS_PER_PROCESSOR * _processors(device) // columns)
+    tiles = -(-rows // tile_rows)
+    return Tiling(tile_rows, tile_channels, -(-tiles // parts) * tile_rows)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return PROCESSORS_WITHOUT_GPU
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
+def _moments_kernel(  # type: ignore[no-untyped-def]
+    x, means, squares, rows, channels, chunk, block_rows: tl.constexpr, block_channels: tl.constexpr
+):
+    """Write the mean and the sum of squared deviations of one chunk."""
+    part = tl.program_id(0)
+    c = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    r = tl.arange(0, block_rows)
+    first = part * chunk
+    last = tl.minimum(first + chunk, rows)
+    within = c[None, :] < channels
+    offsets = (first + r).to(tl.int64)[:, None] * channels + c[None, :]
+    tile = tl.load(x + offsets, mask=within & ((first + r) < last)[:, None], other=0.0).to(tl.float32)
+    shift = tl.sum(tile, 0) / tl.minimum(block_rows, last - first).to(tl.float32)
+    sums = tl.zeros([block_rows, block_channels], tl.float32)
+    squared = tl.zeros([block_rows, block_channels], tl.float32)
+    for start in range(first, last, block_rows):
+        mask = within & ((start + r) < last)[:, None]
+        offsets = (start + r).to(tl.int64)[:, None] * channels + c[None, :]
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        difference = tl.where(mask, value - shift[None, :], 0.0)
+        sums += difference
+        squared += difference * difference
+    count = (last - first).to(tl.float32)
+    total = tl.sum(sums, 0)
+    tl.store(means + part * channels + c, shift + total / count, mask=c < channels)
+    tl.store(squares + part * channels + c, tl.sum(squared, 0) - total * total / count, mask=c < channels)
+
+
+@triton.jit(do_not_specialize=["rows", "chunk", "parts"])  # type: ignore[untyped-decorator]
+def _finish_moments_kernel(  # type: ignore[no-untyped-def]
+    means,
+    squares,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    out,
+    rows,
+    channels,
+    chunk,
+    parts,
+    eps,
+    momentum,
+    affine: tl.constexpr,
+    block_parts: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    """Write mean and variance [channels] to `out`; if `affine` also 1 / std, scale and shift, and move the averages."""
+    c = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
+    p = tl.arange(0, block_parts)
+    first_moment = tl.zeros([block_parts, block_channels], tl.float64)
+    second_moment = tl.zeros([block_parts, block_channels], tl.float64)
+    for start in range(0, parts, block_parts):
+        part = start + p
+        mask = (part < parts)[:, None] & (c < channels)[None, :]
+        offsets = part[:, None] * channels + c[None, :]
+        mean = tl.load(means + offsets, mask=mask, other=0.0).to(tl.float64)
+        square = tl.load(squares + offsets, mask=mask, other=0.0).to(tl.float64)
+        count = tl.minimum(chunk, rows - part * chunk).to(tl.float64)[:, None]
+        first_moment += tl.where(mask, count * mean, 0.0)
+        second_moment += tl.where(mask, square + count * mean * mean, 0.0)
+    total = rows.to(tl.float64)
+    exact_mean = tl.sum(first_moment, 0) / total
+    exact_var = tl.sum(second_moment, 0) / total - exact_mean * exact_mean
+    exact_var = tl.where(exact_var < 0.0, 0.0, exact_var)
+    inside = c < channels
+    tl.store(out + c, exact_mean.to(tl.float32), mask=inside)
+    tl.store(out + channels + c, exact_var.to(tl.float32), mask=inside)
+    if affine:
+        invstd = 1.0 / tl.sqrt(exact_var + eps)
+        scale = tl.load(weight + c, mask=inside, other=0.0).to(tl.float64) * invstd
+        shift = tl.load(bias + c, mask=inside, other=0.0).to(tl.float64) - exact_mean * scale
+        tl.store(out + 2 * channels + c, invstd.to(tl.float32), mask=inside)
+        tl.store(out + 3 * channels + c, scale.to(tl.float32), mask=inside)
+        tl.store(out + 4 * channels + c, shift.to(tl.float32), mask=inside)
+        unbiased = (exact_var * (total / tl.maximum(total - 1.0, 1.0))).to(tl.float32)
+        average = tl.load(running_mean + c, mask=inside, other=0.0)
+        tl.store(running_mean + c, average + momentum * (exact_mean.to(tl.float32) - average), mask=inside)
+        average = tl.load(running_var + c, mask=inside, other=0.0)
+        tl.store(running_var + c, average + momentum * (unbiased - average), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def _normalise_kernel(  # type: ignore[no-untyped-def]
+    x,
+    scale,
+    shift,
+    shortcut,
+    y,
+    bits,
+    rows,
+    channels,
+    columns,
+    relu: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    """Write x * scale + shift, plus the shortcut if the mask is of bits, through the ReLU unless there is none."""
+    c = tl.program_id(0) % columns * block_channels + tl.arange(0, block_channels)
+    r = tl.program_id(0) // columns * block_rows + tl.arange(0, block_rows)
+    mask = (r < rows)[:, None] & (c < channels)[None, :]
+    offsets = r.to(tl.int64)[:, None] * channels + c[None, :]
+    a = tl.load(scale + c, mask=c < channels, other=0.0)
+    b = tl.load(shift + c, mask=c < channels, other=0.0)
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
+    if relu == 2:
+        value += tl.load(shortcut + offsets, mask=mask, other=0.0).to(tl.float32)
+    if relu != 0:
+        value = tl.where(value <= 0.0, 0.0, value)
+    tl.store(y + offsets, value.to(y.dtype.element_ty), mask=mask)
+    if relu == 2:
+        alive = tl.where(value == 0.0, 0, 1)
+        eight = tl.reshape(alive, [block_rows, block_channels // 8, 8])
+        packed = tl.sum(eight << tl.arange(0, 8)[None, None, :], 2)
+        byte = tl.program_id(0) % columns * (block_channels // 8) + tl.arange(0, block_channels // 8)
+        at = r.to(tl.int64)[:, None] * (channels // 8) + byte[None, :]
+        tl.store(bits + at, packed.to(tl.uint8), mask=(r < rows)[:, None] & (byte < channels // 8)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
+def _gradient_sums_kernel(  # type: ignore[no-untyped-def]
+    gradient,
+    second_gradient,
+    x,
+    bits,
+    mean,
+    scale,
+    shift,
+    masked,
+    sums,
+    products,
+    rows,
+    channels,
+    chunk,
+    relu: tl.constexpr,
+    has_second: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    """Write the sums of g and g * (x - mean) of one chunk, g being the masked gradient; in a block also g itself."""
+    part = tl.program_id(0)
+    c = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    r = tl.arange(0, block_rows)
+    first = part * chunk
+    last = tl.minimum(first + chunk, rows)
+    centre = tl.load(mean + c, mask=c < channels, other=0.0)
+    if relu == 1:
+        a = tl.load(scale + c, mask=c < channels, other=0.0)
+        b = tl.load(shift + c, mask=c < channels, other=0.0)
+    total = tl.zeros([block_rows, block_channels], tl.float32)
+    product = tl.zeros([block_rows, block_channels], tl.float32)
+    for start in range(first, last, block_rows):
+        mask = (c < channels)[None, :] & ((start + r) < last)[:, None]
+        offsets = (start + r).to(tl.int64)[:, None] * channels + c[None, :]
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        if has_second:
+            g += tl.load(second_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+        if relu == 1:
+            g = tl.where(value * a[None, :] + b[None, :] <= 0.0, 0.0, g)
+        if relu == 2:
+            byte = tl.program_id(1) * (block_channels // 8) + tl.arange(0, block_channels // 8)
+            at = (start + r).to(tl.int64)[:, None] * (channels // 8) + byte[None, :]
+            inside = (byte < channels // 8)[None, :] & ((start + r) < last)[:, None]
+            packed = tl.load(bits + at, mask=inside, other=0).to(tl.int32)
+            alive = tl.reshape((packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, [block_rows, block_channels])
+            rounded = tl.where(alive == 0, 0.0, g).to(masked.dtype.element_ty)
+            tl.store(masked + offsets, rounded, mask=mask)
+            g = rounded.to(tl.float32)
+        total += g
+        product += g * (value - centre[None, :])
+    tl.store(sums + part * channels + c, tl.sum(total, 0), mask=c < channels)
+    tl.store(products + part * channels + c, tl.sum(product, 0), mask=c < channels)
+
+
+@triton.jit(do_not_specialize=["rows", "parts"])  # type: ignore[untyped-decorator]
+def _finish_gradient_sums_kernel(  # type: ignore[no-untyped-def]
+    sums,
+    products,
+    invstd,
+    scale,
+    out,
+    rows,
+    channels,
+    parts,
+    local: tl.constexpr,
+    block_parts: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    """Write sum(g) and sum(g * (x - mean)) to `out`; if `local` instead the gradients of bias and weight, and the input
+    gradient's factor of x - mean and its constant."""
+    c = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
+    p = tl.arange(0, block_parts)
+    total = tl.zeros([block_parts, block_channels], tl.float64)
+    product = tl.zeros([block_parts, block_channels], tl.float64)
+    for start in range(0, parts, block_parts):
+        part = start + p
+        mask = (part < parts)[:, None] & (c < channels)[None, :]
+        offsets = part[:, None] * channels + c[None, :]
+        total += tl.load(sums + offsets, mask=mask, other=0.0).to(tl.float64)
+        product += tl.load(products + offsets, mask=mask, other=0.0).to(tl.float64)
+    inside = c < channels
+    sum_g, sum_product = tl.sum(total, 0), tl.sum(product, 0)
+    tl.store(out + c, sum_g.to(tl.float32), mask=inside)
+    if local:
+        inverse = tl.load(invstd + c, mask=inside, other=0.0).to(tl.float64)
+        factor = tl.load(scale + c, mask=inside, other=0.0).to(tl.float64) / rows.to(tl.float64)
+        tl.store(out + channels + c, (sum_product * inverse).to(tl.float32), mask=inside)
+        tl.store(out + 2 * channels + c, (-factor * inverse * inverse * sum_product).to(tl.float32), mask=inside)
+        tl.store(out + 3 * channels + c, (-factor * sum_g).to(tl.float32), mask=inside)
+    else:
+        tl.store(out + channels + c, sum_product.to(tl.float32), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def _input_gradient_kernel(  # type: ignore[no-untyped-def]
+    gradient,
+    x,
+    mean,
+    scale,
+    shift,
+    slope,
+    constant,
+    dx,
+    rows,
+    channels,
+    columns,
+    relu: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    """Write scale * g + slope * (x - mean) + constant."""
+    c = tl.program_id(0) % columns * block_channels + tl.arange(0, block_channels)
+    r = tl.program_id(0) // columns * block_rows + tl.arange(0, block_rows)
+    mask = (r < rows)[:, None] & (c < channels)[None, :]
+    offsets = r.to(tl.int64)[:, None] * channels + c[None, :]
+    inside = c < channels
+    a = tl.load(scale + c, mask=inside, other=0.0)
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+    if relu == 1:
+        b = tl.load(shift + c, mask=inside, other=0.0)
+        g = tl.where(value * a[None, :] + b[None, :] <= 0.0, 0.0, g)
+    centre = tl.load(mean + c, mask=inside, other=0.0)
+    k = tl.load(slope + c, mask=inside, other=0.0)
+    d = tl.load(constant + c, mask=inside, other=0.0)
+    result = a[None, :] * g + (k[None, :] * (value - centre[None, :]) + d[None, :])
+    tl.store(dx + offsets, result.to(dx.dtype.element_ty), mask=mask)
+
+
+FINISH_PARTS, FINISH_CHANNELS = 128, 16
+"""Tile of the kernels that add up chunks."""
+
+
+class ImageRows(NamedTuple):
+    """Shape of NHWC images as rows."""
+
+    rows: int
+    channels: int
+    tiling: Tiling
+
+    @classmethod
+    def of(cls, x: Tensor) -> "ImageRows":
+        channels = x.shape[1]
+        rows = x.numel() // channels
+        return cls(rows, channels, image_tiling(rows, channels, x.device))
+
+    @property
+    def parts(self) -> int:
+        return -(-self.rows // self.tiling.chunk)
+
+    @property
+    def columns(self) -> int:
+        return -(-self.channels // self.tiling.channels)
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.rows // self.tiling.rows) * self.columns
+
+
+class Affine(NamedTuple):
+    """Batch norm's map of one batch, fp32 [channels] each; `var` is biased."""
+
+    mean: Tensor
+    var: Tensor
+    invstd: Tensor
+    scale: Tensor
+    shift: Tensor
+
+
+def chunk_moments(x: Tensor, shape: ImageRows) -> Tensor:
+    """Return mean and sum of squared deviations of each chunk of images `x`, fp32 [2, parts, channels]."""
+    partial = torch.empty(2, shape.parts, shape.channels, device=x.device)
+    tile = shape.tiling
+    _moments_kernel[(shape.parts, shape.columns)](
+        x, partial[0], partial[1], shape.rows, shape.channels, tile.chunk, tile.rows, tile.channels, num_warps=WARPS
+    )
+    return partial
+
+
+def local_affine(
+    partial: Tensor,
+    shape: ImageRows,
+    weight: Tensor,
+    bias: Tensor,
+    running: tuple[Tensor, Tensor],
+    momentum: float,
+    eps: float,
+) -> Affine:
+    """Return the map by the moments of this rank alone, and move the running statistics.
+
+    Args:
+        partial: those of `chunk_moments`, fp32 [2, parts, channels].
+        weight: scale, fp32 [channels].
+        bias: shift, fp32 [channels].
+        running: mean and variance, fp32 [channels], changed in place.
+    """
+    out = partial.new_empty(5, shape.channels)
+    _finish_moments_kernel[(-(-shape.channels // FINISH_CHANNELS),)](
+        *(partial[0], partial[1], weight, bias, *running, out),
+        *(shape.rows, shape.channels, shape.tiling.chunk, shape.parts, eps, momentum),
+        affine=True,
+        block_parts=FINISH_PARTS,
+        block_channels=FINISH_CHANNELS,
+    )
+    return Affine(*out.unbind())
+
+
+def local_moments(partial: Tensor, shape: ImageRows) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of this rank, fp32 [channels].
+
+    Args:
+        partial: those of `chunk_moments`, fp32 [2, parts, channels].
+    """
+    out = partial.new_empty(2, shape.channels)
+    _finish_moments_kernel[(-(-shape.channels // FINISH_CHANNELS),)](
+        *(partial[0], partial[1], out, out, out, out, out),
+        *(shape.rows, shape.channels, shape.tiling.chunk, shape.parts, 0.0, 0.0),
+        affine=False,
+        block_parts=FINISH_PARTS,
+        block_channels=FINISH_CHANNELS,
+    )
+    return out[0], out[1]
+
+
+def normalise(
+    x: Tensor, shape: ImageRows, affine: Affine, relu: int, shortcut: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output, and with `MASK_OF_BITS` the mask of its ReLU, uint8 [rows, channels / 8].
+
+    Args:
+        x: images [n, channels, height, width] in NHWC order.
+        shortcut: what `MASK_OF_BITS` adds before the ReLU, like `x`.
+    """
+    y, tile = torch.empty_like(x), shape.tiling
+    bits = None
+    if relu == MASK_OF_BITS:
+        bits = torch.empty(shape.rows, shape.channels // CHANNELS_PER_BYTE, dtype=torch.uint8, device=x.device)
+    _normalise_kernel[(shape.tiles,)](
+        *(x, affine.scale, affine.shift, x if shortcut is None else shortcut, y, y if bits is None else bits),
+        *(shape.rows, shape.channels, shape.columns, relu, tile.rows, tile.channels),
+        num_warps=WARPS,
+    )
+    return y, bits
+
+
+def chunk_gradient_sums(
+    gradients: tuple[Tensor, Tensor | None],
+    x: Tensor,
+    shape: ImageRows,
+    affine: Affine,
+    relu: int,
+    bits: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of each chunk, fp32 [2, parts, channels], and the gradient that `input_gradient` takes.
+
+    That is `gradients[0]` itself, or with `MASK_OF_BITS` the masked sum of both, in the dtype of x.
+
+    Args:
+        gradients: those of the output's consumers, like `x`.
+        x: images [n, channels, height, width] in NHWC order.
+        bits: mask of the ReLU by `normalise`, uint8 [rows, channels / 8].
+    """
+    partial = torch.empty(2, shape.parts, shape.channels, device=x.device)
+    first, second = gradients
+    masked = torch.empty_like(x) if relu == MASK_OF_BITS else None
+    tile = shape.tiling
+    _gradient_sums_kernel[(shape.parts, shape.columns)](
+        *(first, first if second is None else second, x, x if bits is None else bits),
+        *(affine.mean, affine.scale, affine.shift, partial if masked is None else masked, partial[0], partial[1]),
+        *(shape.rows, shape.channels, tile.chunk, relu, second is not None, tile.rows, tile.channels),
+        num_warps=WARPS,
+    )
+    return partial, first if masked is None else masked
+
+
+class InputGradientTerms(NamedTuple):
+    """Gradients of bias and weight, and what the input gradient adds to scale * g, fp32 [channels] each."""
+
+    bias: Tensor
+    weight: Tensor
+    slope: Tensor
+    constant: Tensor
+
+
+def local_gradient_terms(partial: Tensor, shape: ImageRows, affine: Affine) -> InputGradientTerms:
+    """Return the terms by the sums of this rank alone.
+
+    Args:
+        partial: those of `chunk_gradient_sums`, fp32 [2, parts, channels].
+    """
+    return InputGradientTerms(*_finish_gradient_sums(partial, shape, affine, 4).unbind())
+
+
+def local_gradient_sums(partial: Tensor, shape: ImageRows, affine: Affine) -> Tensor:
+    """Return sum(g) and sum(g * (x - mean)) of this rank, fp32 [2, channels].
+
+    Args:
+        partial: those of `chunk_gradient_sums`, fp32 [2, parts, channels].
+    """
+    return _finish_gradient_sums(partial, shape, affine, 2)
+
+
+def _finish_gradient_sums(partial: Tensor, shape: ImageRows, affine: Affine, outputs: int) -> Tensor:
+    out = partial.new_empty(outputs, shape.channels)
+    _finish_gradient_sums_kernel[(-(-shape.channels // FINISH_CHANNELS),)](
+        *(partial[0], partial[1], affine.invstd, affine.scale, out, shape.rows, shape.channels, partial.shape[1]),
+        local=outputs == 4,
+        block_parts=FINISH_PARTS,
+        block_channels=FINISH_CHANNELS,
+    )
+    return out
+
+
+def input_gradient(
+    gradient: Tensor, x: Tensor, shape: ImageRows, affine: Affine, slope: Tensor, constant: Tensor, relu: int
+) -> Tensor:
+    """Return scale * g + slope * (x - mean) + constant, g being `gradient`, masked again if `relu` is `MASK_OF_X`.
+
+    Args:
+        gradient: like `x`.
+        x: images [n, channels, height, width] in NHWC order.
+        slope: fp32 [channels].
+        constant: fp32 [channels].
+    """
+    dx, tile = torch.empty_like(x), shape.tiling
+    _input_gradient_kernel[(shape.tiles,)](
+        *(gradient, x, affine.mean, affine.scale, affine.shift, slope, constant, dx),
+        *(shape.rows, shape.channels, shape.columns, relu, tile.rows, tile.channels),
+        num_warps=WARPS,
+    )
+    return dx

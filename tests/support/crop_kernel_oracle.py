@@ -1,0 +1,73 @@
+"""Kernels of crops in Triton's interpreter beside PIL.
+
+`python -m tests.support.crop_kernel_oracle` prints, for each case, the largest difference of grey levels as JSON.
+"""
+
+import json
+import os
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from podscale.config.data import Interpolation
+from podscale.data.crop import CropParams, CropParamsBatch
+from podscale.data.decode import RESAMPLING, crop_and_resize
+from podscale.data.loaders import crop_kernels
+from podscale.data.loaders.crop_kernels import crop_batch
+
+CASES = {
+    "shrunk": [(3, 5, 33, 20, 12, 12, 0, 0), (0, 0, 44, 34, 12, 12, 0, 0), (10, 2, 14, 31, 12, 12, 0, 0)],
+    "grown": [(2, 1, 5, 7, 12, 12, 0, 0), (40, 30, 1, 1, 12, 12, 0, 0), (0, 0, 12, 12, 12, 12, 0, 0)],
+    "one axis": [(0, 0, 12, 33, 12, 12, 0, 0), (0, 0, 43, 12, 12, 12, 0, 0)],
+    "square of the centre": [(0, 0, 44, 34, 18, 14, 3, 1), (0, 0, 44, 34, 12, 16, 0, 2)],
+    "padded": [(0, 0, 44, 34, 12, 12, -2, 2), (0, 0, 44, 34, 10, 16, -1, -3)],
+}
+"""Crops: left, top, width, height, output width and height, and the corner of the square of 12 pixels."""
+SIZE, SIDES = 12, (34, 44)
+
+
+def rows_first(pixels: npt.NDArray[np.uint8], crop: CropParams, interpolation: Interpolation) -> npt.NDArray[np.uint8]:
+    """Return PIL's crop, with the rows resized before the columns in every version."""
+    rectangle = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    narrow = Image.fromarray(rectangle).resize((crop.out_width, crop.height), RESAMPLING[interpolation])
+    narrow_crop = crop._replace(left=0, top=0, width=crop.out_width)
+    return np.asarray(crop_and_resize(np.asarray(narrow), narrow_crop, SIZE, interpolation))
+
+
+def differences(interpolation: Interpolation, device: str = "cpu") -> dict[str, int]:
+    """Return the largest difference between the kernels and PIL by case, grey levels; all crops are one batch."""
+    random = np.random.default_rng(0)
+    named = [(name, crop) for name, crops in named_crops().items() for crop in crops]
+    images = [random.integers(0, 256, (*SIDES, 3)).astype(np.uint8) for _ in named]
+    batch = CropParamsBatch(*(np.array(column) for column in zip(*(crop for _, crop in named), strict=True)))
+    planes = [torch.from_numpy(image).permute(2, 0, 1).contiguous().to(device) for image in images]
+    found = torch.full((len(named), SIZE, SIZE, 3), 77, dtype=torch.uint8, device=device)
+    crop_batch(planes, batch, interpolation, found)
+    largest: dict[str, int] = {}
+    for (name, crop), image, ours in zip(named, images, found.cpu().numpy(), strict=True):
+        expected = rows_first(image, crop, interpolation)
+        difference = int(np.abs(ours.astype(int) - expected).max())
+        largest[name] = max(difference, largest.get(name, 0))
+    return largest
+
+
+def named_crops() -> dict[str, list[CropParams]]:
+    return {
+        f"{name}{', mirrored' * flip}": [CropParams(*crop, flip) for crop in crops]
+        for name, crops in CASES.items()
+        for flip in (False, True)
+    }
+
+
+def main() -> None:
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    crop_kernels.BLOCK_ROWS = 16  # fewer programs, each of which takes milliseconds here
+    kinds: tuple[Interpolation, ...] = ("bilinear", "bicubic")
+    found = {kind: differences(kind) for kind in kinds}
+    print(json.dumps({f"{name}, {kind}": value for kind, values in found.items() for name, value in values.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Triton kernels compiled for a GPU that is not there."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
+"""Shared memory of a block by compute capability: A100, H100 and B200 (CUDA programming guide)."""
+REGISTERS = 65536
+"""Registers of a multiprocessor."""
+
+
+class CompiledKernel(NamedTuple):
+    """Code of a kernel and what it needs: bytes of shared memory, registers of a thread, bytes of spilled registers."""
+
+    ptx: str
+    shared: int
+    registers: int
+    spilled: int
+
+    @property
+    def vector_loads(self) -> int:
+        """Loads of 16 bytes from the device's memory."""
+        return len(re.findall(r"ld\.global[.:\w]*\.v4", self.ptx))
+
+    @property
+    def vector_stores(self) -> int:
+        return len(re.findall(r"st\.global[.:\w]*\.v4", self.ptx))
+
+
+def compile_kernel(
+    function: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    capability: int,
+    folder: Path,
+    *,
+    warps: int,
+    multiples_of_16: tuple[str, ...] = (),
+) -> CompiledKernel:
+    """Compile a kernel for a compute capability. `folder` gets the binary.
+
+    Args:
+        types: Triton's types of the arguments, by default pointers to fp32.
+        constants: Values of the compile-time arguments.
+        multiples_of_16: Integers known to be multiples of 16, as all pointers of torch's tensors are.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in function.arg_names}
+    aligned = [
+        number
+        for number, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name in multiples_of_16
+    ]
+    source = ASTSource(
+        fn=function,
+        signature=signature,
+        constexprs=dict(constants),
+        attrs={(number,): [["tt.divisibility", 16]] for number in aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    usage = _resource_usage(compiled.asm["cubin"], folder)
+    return CompiledKernel(compiled.asm["ptx"], compiled.metadata.shared, usage["REG"], usage["STACK"] + usage["LOCAL"])
+
+
+def _resource_usage(cubin: bytes, folder: Path) -> dict[str, int]:
+    """Return registers of a thread, and bytes of memory by kind, of the kernel in a binary."""
+    from triton import backends
+
+    (folder / "kernel.cubin").write_bytes(cubin)
+    program = Path(backends.__file__).parent / "nvidia" / "bin" / "cuobjdump"
+    command = [program, "--dump-resource-usage", folder / "kernel.cubin"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}

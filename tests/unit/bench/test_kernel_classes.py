@@ -1,0 +1,101 @@
+"""Kernels of a step by class: names as an H200 reported them, sums, and the table of ncu."""
+
+from pathlib import Path
+
+import pytest
+
+from podscale.bench.kernel_classes import KernelTotal, combine_totals, format_totals, kernel_class, read_ncu_table
+from podscale.bench.sweep import SweepRow
+from podscale.bench.train_report import format_report
+from podscale.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", "convolutions"),
+        ("nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT", "convolutions"),
+        ("_ZN17cutlass__5x_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolution", "convolutions"),
+        ("void nhwcAddPaddingKernel<__nv_bfloat16, __nv_bfloat16, float, true>", "layout changes"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", "convolutions"),
+        ("void at::native::batch_norm_backward_elemt_channels_last_kernel<4, c10::BFloat16>", "batch norm"),
+        ("_gradient_sums_kernel", "batch norm"),
+        ("_finish_moments_kernel", "batch norm"),
+        ("_pool_input_gradient_kernel", "pooling"),
+        ("void at::native::(anonymous namespace)::max_pool_backward_nhwc<c10::BFloat16, float>", "pooling"),
+        ("triton_red_fused__native_batch_norm_legit_functional_14", "compiled reductions"),
+        ("triton_poi_fused_add_max_pool2d_with_indices_backward_61", "compiled element-wise"),
+        ("_momentum_kernel", "optimizer"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>>", "optimizer"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collectives"),
+        ("Memcpy DtoD (Device -> Device)", "copies"),
+        ("Memset (Unknown)", "copies"),
+        (
+            "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>",
+            "element-wise",
+        ),
+        ("something_new", "other"),
+    ],
+)
+def test_a_kernel_has_a_class(name: str, expected: str) -> None:
+    assert kernel_class(name).startswith(expected)
+
+
+def test_totals_add_up_and_the_longest_comes_first() -> None:
+    kernels = [
+        KernelTotal("_momentum_kernel", 1, 0.001, 1e9),
+        KernelTotal("nvjet_a", 3, 0.004, 6e9),
+        KernelTotal("nvjet_b", 2, 0.003),
+    ]
+    convolutions, optimizer = combine_totals(kernels)
+    assert (convolutions.launches, convolutions.seconds, convolutions.bytes) == (5, 0.007, 6e9)
+    assert (optimizer.launches, optimizer.seconds, optimizer.bytes) == (1, 0.001, 1e9)
+    lines = format_totals([convolutions, optimizer])
+    assert lines[2] == "| convolutions and matrix products | 5 | 7.00 | 87.5% | 6.00 | 857 |"
+    assert [kernel.name for kernel in combine_totals(kernels, by=str)] == ["nvjet_a", "nvjet_b", "_momentum_kernel"]
+
+
+NCU = """==PROF== Connected to process 1 (/usr/bin/python3.12)
+"ID","Process ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum"
+"","","","Mbyte","us"
+"0","1","nvjet_a","1,024.5","250.00"
+"1","1","_moments_kernel","411.0","100.00"
+"""
+
+
+def test_a_table_of_ncu_is_read_in_its_units(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text(NCU, encoding="utf-8")
+    first, second = read_ncu_table(path)
+    assert (first.name, first.seconds, first.bytes) == ("nvjet_a", pytest.approx(250e-6), 1.0245e9)
+    assert second.bytes == 4.11e8
+
+
+def test_a_file_without_table_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text("==WARNING== No kernels were profiled.\n", encoding="utf-8")
+    with pytest.raises(InputError, match="no table of ncu"):
+        read_ncu_table(path)
+
+
+def test_the_report_has_the_kernels_of_a_profiled_row() -> None:
+    found = {
+        "device": "NVIDIA H200",
+        "versions": {},
+        "ranks": 1,
+        "batch": 256,
+        "images_per_second": 6865.0,
+        "step_median_seconds": 0.010,
+        "step_p95_seconds": 0.010,
+        "first_step_seconds": 1.0,
+        "host_seconds": {},
+        "part_seconds": {},
+        "memory_bytes": 1,
+        "training_flops_per_image": 1,
+        "kernels": [{"name": "nvjet_" + "a" * 200, "launches": 3.0, "seconds": 0.004}],
+    }
+    key = {"images": "synthetic", "options": {"train.precision": "bf16"}}
+    lines = format_report("podscale bench train", [SweepRow("bf16", key, found)])
+    assert "Kernels take 4.0 ms of a step's 10.0 ms." in lines
+    assert "| convolutions and matrix products | 3 | 4.00 | 100.0% |" in lines
+    assert max(map(len, lines)) < 300
