@@ -1,4 +1,4 @@
-"""Triton kernels compiled for a GPU that is not there."""
+"""Triton kernels compiled for a GPU that is not there, or interpreted."""
 
 import re
 import subprocess
@@ -6,10 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pytest
+
 SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 """Shared memory of a block by compute capability: A100, H100 and B200 (CUDA programming guide)."""
 REGISTERS = 65536
 """Registers of a multiprocessor."""
+
+
+def skip_without_interpreter() -> None:
+    """Skip the test without Triton, or if its interpreter does not run with this NumPy."""
+    triton = pytest.importorskip("triton")
+    if _release(triton) < (3, 7) and _release(np) >= (2, 5):  # it makes an int of an array with one element
+        pytest.skip(f"the interpreter of Triton {triton.__version__} does not run with NumPy {np.__version__}")
+
+
+def _release(package: Any) -> tuple[int, ...]:
+    """Return (major, minor) of a package's version."""
+    return tuple(int(part) for part in package.__version__.split(".")[:2])
 
 
 class CompiledKernel(NamedTuple):

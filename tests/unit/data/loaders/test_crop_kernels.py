@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel
+from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, skip_without_interpreter
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_crops_have_the_pixels_of_pil_to_the_bit() -> None:
     """Larger, smaller, one axis, a square of the centre, padded; mirrored or not; both filters."""
-    pytest.importorskip("triton")
+    skip_without_interpreter()
     command = [sys.executable, "-m", "tests.support.crop_kernel_oracle"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -14,14 +14,14 @@ from torch import nn
 from podscale.config import ModelSection
 from podscale.pytorch.batch_norm import BatchNorm, layer
 from podscale.pytorch.models import build_model
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel
+from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, skip_without_interpreter
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
 def interpret(*arguments: str) -> str:
     """Return the last line that Python prints with Triton's interpreter, which must be chosen before the import."""
-    pytest.importorskip("triton")
+    skip_without_interpreter()
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -8,17 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel
+from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, skip_without_interpreter
 
 ROOT = Path(__file__).resolve().parents[4]
-
-
-def release(package: Any) -> tuple[int, ...]:
-    """Return (major, minor) of a package's version."""
-    return tuple(int(part) for part in package.__version__.split(".")[:2])
 
 
 @pytest.mark.parametrize(
@@ -28,9 +22,7 @@ def release(package: Any) -> tuple[int, ...]:
 )
 def test_fused_momentum_equals(module: str, cases: int, tolerance: float) -> None:
     """The oracle has the norms of Kumar 2019 and the momentum update, with float64 sums of each parameter."""
-    triton = pytest.importorskip("triton")
-    if release(triton) < (3, 7) and release(np) >= (2, 5):  # NumPy no longer converts an array of one element to an int
-        pytest.skip(f"the interpreter of Triton {triton.__version__} does not run with NumPy {np.__version__}")
+    skip_without_interpreter()
     done = subprocess.run(
         [sys.executable, "-m", f"tests.support.{module}"],
         cwd=ROOT,
