@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from podscale.config.fields import Section, conflict_error, display_field
+from podscale.util import env
 
 FormatName = Literal["onnx", "onnx-int8", "torch-export", "torchscript", "safetensors", "html", "html-int8"]
 FILE_NAMES: dict[str, str] = {
@@ -31,7 +32,7 @@ class KubeflowRegistrySection(Section):
     address: str | None = display_field(
         None,
         "Address of the registry's REST API, such as http://model-registry-service.kubeflow:8080; a bearer token comes "
-        "from PODSCALE_MODEL_REGISTRY_TOKEN or the file KF_PIPELINES_SA_TOKEN_PATH.",
+        f"from {env.MODEL_REGISTRY_TOKEN} or the file KF_PIPELINES_SA_TOKEN_PATH.",
         pattern=r"^https?://[^/\s?#]+[^\s?#]*$",
     )
     model: str | None = display_field(
