@@ -9,7 +9,7 @@ Processes synchronise by file locks, which the kernel releases when the process 
 - `<cache>/lock`, exclusive, while space is freed and reserved.
 
 A download is renamed to the shard once its sha256 matches the manifest. The modification time is the last use; the
-least recently used shards are evicted first.
+least recently used shards are evicted first. Decode indexes count towards the limit, and are evicted like shards.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -31,8 +31,11 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from podscale.data.decode_index import SUFFIX, DecodeIndex, decode_index_path
+from podscale.data.file_locks import file_lock, is_same_file, remove_unused
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest
 from podscale.data.memory_cache import MemoryCache
+from podscale.data.remote_decode_indexes import RemoteDecodeIndexes
 from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
 from podscale.data.shard_set import ShardSet, map_file
 from podscale.errors import InputError, PodscaleError
@@ -41,6 +44,7 @@ from podscale.util.files import write_atomically
 log = logging.getLogger("podscale.data.sharding")
 
 _MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
+_EVICTABLE = (".tar", SUFFIX)  # endings of the files that the cache may remove
 
 
 class ShardCache:
@@ -63,11 +67,14 @@ class ShardCache:
                 f"cannot create the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
             ) from error
 
-    def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
+    def open(self, location: str, memory_bytes: int = 0, *, with_indexes: bool = False) -> ShardSet:
         """Open the shard set at a URL: download its small files now, its shards when they are read.
 
-        The first shards that fit into `memory_bytes` are kept in this process's memory (see `MemoryCache`). Raises
-        InputError if there is no complete shard set.
+        Raises InputError if there is no complete shard set.
+
+        Args:
+            memory_bytes: Size of the first shards that are kept in this process's memory (see `MemoryCache`).
+            with_indexes: Download the decode index of each shard too, if it has one.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -84,7 +91,7 @@ class ShardCache:
         except (PermissionError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the shard set: {error}", field=location) from error
         write_atomically(directory / MANIFEST_FILE, text)
-        shards = CachedShardMapper(self, remote, directory, manifest)
+        shards = CachedShardMapper(self, remote, directory, manifest, with_indexes=with_indexes)
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
@@ -96,7 +103,7 @@ class ShardCache:
                 return None
             with file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below keeps the file open, and with it the lock
-                if not _is_same_file(file, path):
+                if not is_same_file(file, path):
                     continue  # evicted between open and lock
                 if os.fstat(file.fileno()).st_size != shard.bytes:
                     path.unlink(missing_ok=True)  # truncated, as after a crash of the node
@@ -106,13 +113,26 @@ class ShardCache:
 
     def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
         """Download one shard to `path`. Returns False if there is no space for it and `evict` is off."""
+        return self._write(
+            path,
+            shard.bytes,
+            lambda file: remote.copy(name, shard.bytes, shard.sha256, partial(_write_at, file)),
+            evict=evict,
+        )
+
+    def write_if_space(self, path: Path, content: bytes) -> bool:
+        """Write a file beside the shards. Returns False if there is no space for it; evicts nothing."""
+        return self._write(path, len(content), lambda file: file.write(content), evict=False)
+
+    def _write(self, path: Path, size: int, fill: Callable[[BinaryIO], object], *, evict: bool) -> bool:
+        """Write a file of `size` bytes through a part. Returns False if there is no space for it and `evict` is off."""
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-        file = self._reserve(part, shard.bytes, evict=evict)
+        file = self._reserve(part, size, evict=evict)
         if file is None:
             return False
         try:
             with file:
-                remote.copy(name, shard.bytes, shard.sha256, partial(_write_at, file))
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(path)
@@ -156,17 +176,17 @@ class ShardCache:
             time.sleep(0.1)
 
     def _free_space(self, size: int, *, evict: bool) -> bool:
-        """Remove leftover parts and, if `evict`, unused shards. Returns True if `size` bytes fit then."""
+        """Remove leftover parts and, if `evict`, unused files. Returns True if `size` bytes fit then."""
         for part in self.directory.glob("*/*/*.part"):
-            _remove_unused(part)
-        shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
-        used = sum(size for _, size, _ in shards) + sum(
+            remove_unused(part)
+        files = sorted(entry for ending in _EVICTABLE for entry in _file_sizes(self.directory.glob(f"*/*/*{ending}")))
+        used = sum(size for _, size, _ in files) + sum(
             size for _, size, _ in _file_sizes(self.directory.glob("*/*/*.part"))
         )
-        for _, freed, path in shards:
+        for _, freed, path in files:
             if used + size <= self.limit_bytes or not evict:
                 break
-            if _remove_unused(path):
+            if remove_unused(path):
                 used -= freed
         return used + size <= self.limit_bytes
 
@@ -177,8 +197,17 @@ class CachedShardMapper:
     cached_bytes = 0  # all records are in mapped files
     is_remote = True
 
-    def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
+    def __init__(
+        self,
+        cache: ShardCache,
+        remote: RemoteFiles,
+        directory: Path,
+        manifest: ShardSetManifest,
+        *,
+        with_indexes: bool = False,
+    ) -> None:
         self._cache, self._remote = cache, remote
+        self._remote_indexes = RemoteDecodeIndexes(remote, cache.write_if_space) if with_indexes else None
         self._shards = {
             directory / split / shard.name: (f"{split}/{shard.name}", shard)
             for split, summary in manifest.splits.items()
@@ -187,6 +216,7 @@ class CachedShardMapper:
         total_bytes = sum(shard.bytes for _, shard in self._shards.values())
         self._max_maps = len(self._shards) if total_bytes <= cache.limit_bytes else _MAX_MAPPED_SHARDS
         self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
+        self._indexes: OrderedDict[Path, DecodeIndex | None] = OrderedDict()
         self._lock = threading.Lock()
         self._download_locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
@@ -223,38 +253,57 @@ class CachedShardMapper:
             return mapped.copy()
         content = np.empty(shard.bytes, dtype=np.uint8)
         self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
+        with file_lock(_lock_path(path)):
+            self._fetch_index(path)
         return content
+
+    def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
+        with self._lock:
+            if path in self._indexes:
+                self._indexes.move_to_end(path)
+                return self._indexes[path]
+        if not decode_index_path(path).exists():  # evicted, or the shard was cached without it
+            with file_lock(_lock_path(path)):
+                self._fetch_index(path)
+        with suppress(FileNotFoundError):
+            os.utime(decode_index_path(path))  # the last use, for the eviction
+        index = DecodeIndex.read_if_usable(path, shard.sha256, shard.count)
+        with self._lock:
+            self._indexes[path] = index
+            while len(self._indexes) > self._max_maps:
+                self._indexes.popitem(last=False)
+        return index
+
+    def _fetch_index(self, path: Path) -> None:
+        """Download the index of a shard, if this set's are wanted; the caller holds the lock of the shard."""
+        if self._remote_indexes is not None:
+            name, shard = self._shards[path]
+            self._remote_indexes.fetch(name, path, shard)
 
     def _fetch(self, path: Path) -> npt.NDArray[np.uint8]:
         name, shard = self._shards[path]
         while (mapped := self._cache.map_if_cached(path, shard)) is None:
-            with file_lock(path.with_name(path.name + ".lock")):
+            with file_lock(_lock_path(path)):
                 if not path.exists():
                     self._cache.download(self._remote, name, path, shard, evict=True)
+                    self._fetch_index(path)
         return mapped
 
     def _prefetch(self, paths: list[Path]) -> None:
         for path in paths:
             name, shard = self._shards[path]
             try:
-                with file_lock(path.with_name(path.name + ".lock"), wait=False):
+                with file_lock(_lock_path(path), wait=False):
                     if path.exists():
                         continue
                     if not self._cache.download(self._remote, name, path, shard, evict=False):
                         return
+                    self._fetch_index(path)
             except BlockingIOError:
                 continue
             except (PodscaleError, OSError) as error:
                 log.warning("%s: prefetching stopped: %s", path.name, error)  # the next read raises it again
                 return
-
-
-@contextmanager
-def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file. Without `wait`, raises BlockingIOError if another process holds it."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
@@ -272,6 +321,10 @@ def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: s
     )
 
 
+def _lock_path(shard: Path) -> Path:
+    return shard.with_name(shard.name + ".lock")
+
+
 def _write_at(file: BinaryIO, offset: int, block: bytes) -> None:
     file.seek(offset)
     file.write(block)
@@ -281,32 +334,12 @@ def _set_at(content: memoryview, offset: int, block: bytes) -> None:
     content[offset : offset + len(block)] = block
 
 
-def _remove_unused(path: Path) -> bool:
-    """Remove a file unless a process locks it. Returns True if it is gone."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if not _is_same_file(file, path):
-            return False  # evicted by another process, and downloaded again
-        path.unlink()
-    return True
-
-
 def _file_sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
     """Yield (modification time, bytes, path) of the files that still exist."""
     for path in paths:
         with suppress(FileNotFoundError):
             stat = path.stat()
             yield stat.st_mtime, stat.st_size, path
-
-
-def _is_same_file(file: BinaryIO, path: Path) -> bool:
-    """Return True if `path` still names the open file."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
 
 
 def _default_directory() -> Path:
