@@ -103,7 +103,8 @@ def study(
     ] = False,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run directories of the trials.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit; created if missing.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the results here too, as files to commit; created if missing."),
     ] = None,
     results_only: Annotated[
         bool, typer.Option("--results-only", help="Write the results of the trials so far; run nothing.")

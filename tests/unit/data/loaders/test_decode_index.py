@@ -18,7 +18,15 @@ from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.native import REASONS, CropDecoder, build_decode_index
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
-from tests.support.loading import assert_same_batches, document, evaluate, needs_native, train_and_close
+from tests.support.loading import (
+    ANY_SIZE,
+    add_indexes,
+    assert_same_batches,
+    document,
+    evaluate,
+    needs_native,
+    train_and_close,
+)
 from tests.support.shard_set import encode_image, smooth_pixels
 from tests.unit.data.test_native import (
     PORTABLE,
@@ -34,8 +42,6 @@ from tests.unit.data.test_native import (
 
 pytestmark = needs_native
 
-ANY_SIZE = 10**6
-"""Percent that no index has."""
 INDEX = next(number for number, reason in REASONS.items() if reason == "index")
 
 
@@ -178,26 +184,6 @@ def test_garbage_before_a_restart_marker() -> None:
     record = as_record(data[:restart] + b"abcdef" + data[restart:])
     assert len(dense_index(record, 2)) == 0
     assert len(dense_index(as_record(data), 2)) > 0
-
-
-def add_indexes(directory: Path, interval: int = 2, *, damage: bool = False) -> int:
-    """Write the indexes of a set, with a damaged entry in each if asked for. Returns the number of images with one."""
-    shard_set, count = ShardSet.open(directory), 0
-    for name, summary in shard_set.manifest.splits.items():
-        split = shard_set.split(name)
-        for number, shard in enumerate(summary.shards):
-            rows = np.flatnonzero(split.column("shard") == number)
-            images = [
-                build_decode_index(split.read(row), interval, max_percent=ANY_SIZE)
-                if split.column("format")[row] == JPEG
-                else b""
-                for row in rows.tolist()
-            ]
-            count += sum(map(bool, images))
-            if damage:
-                images = [image[:-1] + bytes([image[-1] ^ 1]) if image else image for image in images]
-            write_decode_index(split.directory / shard.name, shard.sha256, interval, images)
-    return count
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

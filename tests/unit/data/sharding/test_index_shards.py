@@ -117,6 +117,13 @@ def test_the_command_adds_indexes_and_prints_their_size(folder, tmp_path) -> Non
     assert_complete(directory, 8)
     assert "decode index: " in result.stdout
     assert "written for 2 of 2 shards" in result.stdout
+    index = next((directory / "train").glob(f"*{SUFFIX}"))
+    good = index.read_bytes()
+    index.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    for flags, written in (([], 0), (["--verify"], 1), (["--verify"], 0)):
+        result = CliRunner().invoke(app, ["shard", *options, "--decode-index", *flags])
+        assert f"written for {written} of 2 shards" in result.stdout
+    assert index.read_bytes() == good
     refused = CliRunner().invoke(app, ["shard", *options, "--set", "data.decode_index=null", "--decode-index"])
     assert refused.exit_code != 0
     assert "data.decode_index" in str(refused.exception)
