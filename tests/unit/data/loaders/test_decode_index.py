@@ -13,7 +13,6 @@ import xxhash
 from podscale.data.crop import CropParams
 from podscale.data.decode import Pixels
 from podscale.data.decode_index import DecodeIndex, decode_index_path, write_decode_index
-from podscale.data.index import JPEG
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.native import REASONS, CropDecoder, build_decode_index
 from podscale.data.shard_set import ShardSet
