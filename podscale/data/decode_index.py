@@ -73,9 +73,10 @@ class DecodeIndex:
 
     @classmethod
     def parse(cls, raw: npt.NDArray[np.uint8], sha256: str, images: int, where: str) -> "DecodeIndex":
-        """Return the index in a file's bytes, uint8 [bytes]; raises InputError as `read` does.
+        """Return the index in a file's bytes; raises InputError as `read` does.
 
         Args:
+            raw: uint8 [bytes], content of the file.
             where: Path or URL of the file, for the error.
         """
         try:
@@ -128,7 +129,7 @@ def write_decode_index(shard: Path, sha256: str, interval: int, images: Sequence
 
 
 def is_index_of(index: ImageIndex, record: npt.NDArray[np.uint8]) -> bool:
-    """Return True if an image's index has the checksum of itself and of this encoded image, uint8 [bytes]."""
+    """Return True if an image's index has the checksum of itself and of the encoded image `record`, uint8 [bytes]."""
     rest = xxhash.xxh3_64_intdigest(index[CHECKSUM_BYTES:].data)
     found = int.from_bytes(index[:CHECKSUM_BYTES].tobytes(), "little")
     return len(index) > CHECKSUM_BYTES and found == xxhash.xxh3_64_intdigest(record.data, seed=rest)

@@ -159,11 +159,13 @@ def _verification_lines(found: DecodeIndexVerification) -> Iterator[str]:
     if not found.damage and not found.images:
         return
     checked = f"{format_count(found.images, 'image')} with the right checksum, {found.decoded:,} decoded and compared"
-    yield f"decode indexes: {checked}"
-    if found.damage:
-        yield f"  {format_count(len(found.damage), 'problem')}, which only cost time: the images are decoded without."
-        yield f"  `{REMEDY}` writes these indexes again:"
-        yield from (f"  {entry}" for entry in found.damage)
+    if not found.damage:
+        yield f"decode indexes: {checked}"
+        return
+    files = len({entry.file for entry in found.damage})
+    yield f"decode indexes: {checked}; UNUSABLE in {format_count(files, 'shard')}"
+    yield from (f"  {entry}" for entry in found.damage)
+    yield f"  Such images are decoded without an index: more slowly, with the same pixels. `{REMEDY}` writes it again."
 
 
 def _histogram(classes: dict[str, int]) -> Iterator[str]:

@@ -56,7 +56,12 @@ def read_columns(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, npt.N
 def parse_columns(
     raw: npt.NDArray[np.uint8], kind: str, where: str
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return header and columns of a column file's bytes, uint8 [bytes]; raises InputError as `read_columns` does."""
+    """Return header and columns of a column file; raises InputError as `read_columns` does.
+
+    Args:
+        raw: uint8 [bytes], content of the file.
+        where: Path or URL of the file, for the error.
+    """
     try:
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
         if magic != COLUMN_FILE_MAGIC:
