@@ -29,7 +29,12 @@ def shard(
     workers: Annotated[int, typer.Option(help="Packing processes; 0 = launch.shard_workers.", min=0)] = 0,
     index: Annotated[int, typer.Option("--index", help="Index of this pod's part, from 0.", min=0)] = 0,
     of: Annotated[int, typer.Option("--of", help="Number of parts.", min=1)] = 1,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard again and check its hash.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read every shard again and check its hash; with --inspect its decode index too."
+        ),
+    ] = False,
     inspect: Annotated[
         Path | None,
         typer.Option("--inspect", metavar="DIR", help="Print the contents of a shard set instead of building one."),

@@ -100,7 +100,8 @@ class DecodeIndex:
 
     def _has_sound_ends(self) -> bool:
         begins = [0, *self._ends]
-        return begins == sorted(begins) and begins[-1] == len(self._text) and self._text.dtype == np.uint8
+        is_typed = self._text.dtype == np.uint8 and isinstance(begins[-1], int)
+        return is_typed and begins == sorted(begins) and begins[-1] == len(self._text)
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -78,7 +78,7 @@ def parse_columns(
                 raise ValueError("it is truncated")
             columns[name] = raw[offset:end].view(dtype)
             offset = end
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, struct.error) as error:  # dtypes are parsed
         raise _unreadable(where, error) from error
     return header, columns
 

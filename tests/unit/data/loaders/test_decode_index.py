@@ -235,6 +235,27 @@ def test_an_unusable_file_is_logged_and_not_used(problem, make_shard_set, caplog
     assert caplog.text.count("decoding without an index") == 1
 
 
+def test_damaged_bytes_are_an_index_or_one_error(make_shard_set) -> None:
+    """Whatever a store answers: a training must go on without the index."""
+    directory = make_shard_set(shards=1)
+    add_indexes(directory)
+    shard = ShardSet.open(directory).manifest.splits["train"].shards[0]
+    good = decode_index_path(directory / "train" / shard.name).read_bytes()
+    header, generator, refused = good.index(b"\0" * 8, 20), np.random.default_rng(0), 0
+    for _ in range(2000):
+        damaged = bytearray(good)
+        for at in generator.integers(8, header, 2).tolist():
+            damaged[at] = int(generator.choice(list(b'0123456789-.,[]{}"<ufO\0\xff')))
+        raw = np.frombuffer(bytes(damaged), dtype=np.uint8)
+        try:
+            index = DecodeIndex.parse(raw, shard.sha256, shard.count, "a store")
+        except InputError:
+            refused += 1
+        else:
+            assert sum(len(index[number]) for number in range(shard.count)) == index.lengths.sum()
+    assert refused > 1500
+
+
 def test_a_repaired_shard_does_not_use_its_old_index(make_shard_set) -> None:
     directory = make_shard_set(shards=1)
     shard = ShardSet.open(directory).manifest.splits["train"].shards[0]
