@@ -58,7 +58,7 @@ class RemoteDecodeIndexes:
             if not self._write(target, content):
                 self._close(logging.INFO, "no space for decode indexes in the cache: raise input.cache_bytes")
         except (FileNotFoundError, PermissionError):  # stores without the right to list answer that there is no right
-            self._close(logging.INFO, f"{where} does not exist: decoding without indexes")
+            self._close(logging.DEBUG, f"{where} does not exist: decoding without indexes")
         except InputError as error:
             self._unusable.add(target)
             log.warning("decoding without an index: %s", error)

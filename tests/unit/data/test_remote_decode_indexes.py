@@ -112,7 +112,7 @@ def test_the_indexes_that_the_store_has_are_used(store, directory, tmp_path) -> 
 
 
 def test_a_set_without_indexes_costs_one_request(store, make_shard_set, tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "podscale.data.sharding")
     make_shard_set(shards=6)
     assert not any(read_all(opened(store, tmp_path / "cache")))
     assert sum(requests(store).values()) == 1
