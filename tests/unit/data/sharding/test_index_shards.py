@@ -136,3 +136,12 @@ def test_an_index_is_not_read_by_the_reference_loader(folder, tmp_path) -> None:
     assert index is not None
     assert index.interval == 8
     assert len(index) == shard.count
+
+
+def test_completing_a_set_removes_the_indexes_of_an_earlier_plan_only(folder, tmp_path) -> None:
+    build(folder, tmp_path / "set")
+    good = indexes(tmp_path / "set")
+    (tmp_path / "set" / "train" / f"shard-00007-of-00009{SUFFIX}").write_bytes(b"of an earlier plan")
+    (tmp_path / "set" / "manifest.json").unlink()
+    build(folder, tmp_path / "set")
+    assert indexes(tmp_path / "set") == good
