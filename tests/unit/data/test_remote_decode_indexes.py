@@ -168,6 +168,15 @@ def test_an_index_that_was_added_later_is_fetched_for_cached_shards(store, make_
     assert {name: store.bytes_sent[name] for name in sent} == sent, "the shards are not downloaded again"
 
 
+def test_a_damaged_copy_is_fetched_again_by_the_next_start(store, directory, tmp_path) -> None:
+    cache = tmp_path / "cache"
+    read_all(opened(store, cache))
+    next(cache.rglob(f"*00001-of-*{SUFFIX}")).write_bytes(b"damaged")
+    split = opened(store, cache)
+    assert [length > 0 for length in read_all(split)] == (split.column("shard") != 1).tolist()
+    assert read_all(opened(store, cache)) == lengths(directory)
+
+
 def test_indexes_count_towards_the_limit_and_evict_nothing(store, directory, tmp_path) -> None:
     """A cache that holds the shards and one index: it keeps both limits, and the images without an index are read."""
     cache = tmp_path / "cache"
