@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,21 @@ from podscale.data.remote_decode_indexes import RemoteDecodeIndexes
 from podscale.data.remote_files import RemoteFiles
 from podscale.errors import PodscaleError
 
-if TYPE_CHECKING:
-    from podscale.data.node_cache import ShardCache
-
 log = logging.getLogger("podscale.data.sharding")
 
 _MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
+
+
+class Cache(Protocol):
+    """Directory of cached shards, `podscale.data.node_cache.ShardCache`."""
+
+    limit_bytes: int
+
+    def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None: ...
+
+    def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool: ...
+
+    def write_if_space(self, path: Path, content: bytes) -> bool: ...
 
 
 class CachedShardMapper:
@@ -38,7 +47,7 @@ class CachedShardMapper:
 
     def __init__(
         self,
-        cache: ShardCache,
+        cache: Cache,
         remote: RemoteFiles,
         directory: Path,
         manifest: ShardSetManifest,
