@@ -43,7 +43,8 @@ def build_loader(
     split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
-    return _make_loader(config, requests, guard, device, decoded_bytes=config.input.decoded_cache_bytes)
+    decoded = config.input.decoded_cache_bytes
+    return _make_loader(config, requests, guard, device, decoded_bytes=decoded, hints=ranks.start == 0 and not decoded)
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
@@ -111,7 +112,8 @@ def _is_nvjpeg_available(device: str) -> bool:
 def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     """Open the shard set at a path, or at an fsspec URL through the node-local cache.
 
-    Up to input.record_cache_bytes of it are kept in memory. Raises InputError if there is no complete shard set.
+    Up to input.record_cache_bytes of it are kept in memory. The cache has the decode indexes too if the loader `native`
+    may run. Raises InputError if there is no complete shard set.
     """
     from podscale.data.memory_cache import MemoryCache
     from podscale.data.node_cache import ShardCache
@@ -120,11 +122,20 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     memory = config.input.record_cache_bytes
     if (directory := Location.parse(location).local_path) is not None:
         return ShardSet.open(directory, MemoryCache(LocalShardMapper(), memory) if memory else None)
-    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
+    with_indexes = config.input.loader in ("auto", "native") and native.is_available()
+    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(
+        location, memory, with_indexes=with_indexes
+    )
 
 
 def _make_loader(
-    config: RunConfig, batch_plan: BatchPlan, guard: BadRecordGuard, device: str, *, decoded_bytes: int = 0
+    config: RunConfig,
+    batch_plan: BatchPlan,
+    guard: BadRecordGuard,
+    device: str,
+    *,
+    decoded_bytes: int = 0,
+    hints: bool = False,
 ) -> Loader:
     settings = config.input
     name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
@@ -151,9 +162,12 @@ def _make_loader(
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
     from podscale.data.loaders.batch_memory import image_allocator
+    from podscale.data.loaders.decode_index_hint import decode_index_hint
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
+    if name == "native" and hints and (hint := decode_index_hint(batch_plan.split, config.input.crop)):
+        log.info("%s", hint)
     cpu_loader = NativeLoader if name == "native" else PillowLoader
     return cpu_loader(
         batch_plan,
