@@ -78,7 +78,7 @@ def compile_kernel(
         constexprs=dict(constants),
         attrs={(number,): [["tt.divisibility", 16]] for number in aligned},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 3})
     usage = _resource_usage(compiled.asm["cubin"], folder)
     return CompiledKernel(compiled.asm["ptx"], compiled.metadata.shared, usage["REG"], usage["STACK"] + usage["LOCAL"])
 

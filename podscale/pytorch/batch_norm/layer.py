@@ -32,6 +32,10 @@ FUSED_CHANNELS = 8
 """Divisor of the channels that the fused kernels take: one byte of a mask."""
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of the images that the fused kernels take."""
+GEMM_CHANNELS = 16
+"""Divisor of the channels that the GEMM kernels take: the least side of a tensor core's product."""
+GEMM_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes of the images that the GEMM kernels take. Products of fp32 keep cuDNN's precision."""
 
 
 class BatchNorm(nn.Module):
@@ -47,6 +51,7 @@ class BatchNorm(nn.Module):
         part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
         is_frozen: normalise by the running statistics in training too, and leave them as they are.
         is_fused: run Triton's kernels where they apply (see `runs_fused`).
+        folds_convolutions: run 1x1 convolutions beside this layer as Triton's kernels too (see `folds`).
     """
 
     running_mean: Tensor
@@ -59,6 +64,7 @@ class BatchNorm(nn.Module):
         self.part_size: int | None = None
         self.is_frozen = False
         self.is_fused = False
+        self.folds_convolutions = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -71,6 +77,12 @@ class BatchNorm(nn.Module):
         has_parts = self.group is None and self.part_size is not None and len(x) >= 2 * self.part_size
         fits = x.shape[1] % FUSED_CHANNELS == 0 and x.dtype in FUSED_DTYPES
         return fits and not has_parts and x.is_contiguous(memory_format=torch.channels_last)
+
+    def folds(self, conv: nn.Module, x: Tensor) -> bool:
+        """Return True if the GEMM kernels compute `conv`, which is before or after this layer, of images `x`."""
+        if not self.folds_convolutions or x.dtype not in GEMM_DTYPES or not self.runs_fused(x):
+            return False
+        return _is_plain_pointwise(conv)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.runs_fused(x):
@@ -88,6 +100,14 @@ class BatchNorm(nn.Module):
         if self.training and self.part_size is not None and len(x) >= 2 * self.part_size:
             return ghost_batch_norm(x, self.weight, self.bias, running, self.part_size, self.momentum, self.eps)
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+
+def _is_plain_pointwise(conv: nn.Module) -> bool:
+    """Return True for a 1x1 convolution without bias, groups, padding or a forward pass of its own."""
+    if type(conv) is not nn.Conv2d or conv.kernel_size != (1, 1) or conv.groups != 1 or conv.bias is not None:
+        return False
+    has_even_stride = conv.stride[0] == conv.stride[1] and conv.padding == (0, 0)
+    return has_even_stride and conv.in_channels % GEMM_CHANNELS == 0 and conv.out_channels % GEMM_CHANNELS == 0
 
 
 def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
