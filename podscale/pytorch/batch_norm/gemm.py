@@ -20,12 +20,12 @@ Output = tuple[Tensor, ChunkMoments]
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Output:
     """Return the convolution of images `x` [n, inputs, height, width]."""
-    return _output(_Convolution.apply(x, conv.weight, conv.stride[0]), conv)
+    return _output(_Convolution.apply(x, conv.weight, conv.stride[0]))
 
 
 def norm_relu_convolve(layer: NormLayer, conv: nn.Conv2d, x: Tensor, moments: ChunkMoments | None) -> Output:
     """Return the convolution of the ReLU of the normalised images `x` [n, inputs, height, width]."""
-    return _output(_NormConvolution.apply(x, layer.weight, layer.bias, conv.weight, layer, moments), conv)
+    return _output(_NormConvolution.apply(x, layer.weight, layer.bias, conv.weight, layer, moments))
 
 
 class BlockInput(NamedTuple):
@@ -40,13 +40,13 @@ class BlockInput(NamedTuple):
 def sum_convolve(block: BlockInput, conv: nn.Conv2d) -> tuple[Output, Tensor]:
     """Return the convolution of the ReLU of the normalised `x` plus `shortcut`, and that ReLU for the next shortcut."""
     y, partial, activated = _apply_sum(block, conv, None)
-    return _output((y, partial), conv), activated
+    return _output((y, partial)), activated
 
 
 def sum_convolve_twice(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d) -> tuple[Output, Output]:
     """Return what `conv` and `projection` make of the ReLU of the normalised `x` plus `shortcut`."""
     y, partial, projected, projected_partial = _apply_sum(block, conv, projection)
-    return _output((y, partial), conv), _output((projected, projected_partial), projection)
+    return _output((y, partial)), _output((projected, projected_partial))
 
 
 def _apply_sum(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d | None) -> Any:
@@ -56,9 +56,9 @@ def _apply_sum(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d | None)
     return _SumConvolution.apply(x, layer.weight, layer.bias, shortcut, conv.weight, *second, layer, moments)
 
 
-def _output(result: tuple[Tensor, Tensor], conv: nn.Conv2d) -> Output:
+def _output(result: tuple[Tensor, Tensor]) -> Output:
     y, partial = result
-    return y, ChunkMoments(partial, calls.moments_shape(y, conv.in_channels))
+    return y, ChunkMoments(partial, calls.moments_shape(y))
 
 
 def _round(weight: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ does, and prints those that are faster.
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from podscale.pytorch.batch_norm import gemm_kernels as gemm
@@ -28,35 +27,17 @@ SPLIT_ROWS, SPLIT_INPUTS, SPLIT_OUTPUTS = 64, 128, 128
 WARPS = 8
 STAGES = 3
 """Steps of a product whose loads are in flight."""
-PROGRAMS_PER_PROCESSOR = 2
+SPLITS_PER_PROCESSOR = 2
+"""Programs of a weight gradient for each multiprocessor."""
 ADDED_ELEMENTS = 1024
 """Elements of a weight gradient that one program adds up."""
-LEAST_SIDE = 16
-"""Smallest side of a tile: that of a tensor core's product."""
-
-
-class GemmTiling(NamedTuple):
-    """Tiles of the product of [rows, inputs] and [inputs, outputs], and rows of a chunk."""
-
-    rows: int
-    inputs: int
-    outputs: int
-    chunk: int
-
-    @classmethod
-    def of(cls, rows: int, inputs: int, outputs: int, device: torch.device) -> "GemmTiling":
-        """Return tiles as large as the constants and the channels allow; chunks so many that they fill the device."""
-        block = _side(outputs, BLOCK_OUTPUTS)
-        parts = max(1, PROGRAMS_PER_PROCESSOR * processors(device) // -(-outputs // block))
-        return cls(BLOCK_ROWS, _side(inputs, BLOCK_INPUTS), block, _chunk(rows, BLOCK_ROWS, parts))
+MERGED_TILES, MERGED_CHANNELS = 64, 64
+"""Tile of the kernel that merges the sums of tiles."""
 
 
 def _side(channels: int, largest: int) -> int:
-    return max(LEAST_SIDE, min(triton.next_power_of_2(channels), largest))
-
-
-def _chunk(rows: int, block: int, parts: int) -> int:
-    return -(-(-(-rows // block)) // parts) * block
+    """Return the largest power of two that divides `channels`, at most `largest`."""
+    return min(channels & -channels, largest)
 
 
 class Sides(NamedTuple):
@@ -73,17 +54,11 @@ class Sides(NamedTuple):
         return cls(*sizes[0][2:], *sizes[1][2:])
 
 
-def moments_shape(y: Tensor, inputs: int) -> ImageRows:
-    """Return the rows, channels and chunks of the moments that `forward` computes.
-
-    Args:
-        y: images that the convolution writes, [n, outputs, height, width].
-        inputs: channels that it reads.
-    """
+def moments_shape(y: Tensor) -> ImageRows:
+    """Return the rows, channels and chunks of the moments of `y` [n, outputs, height, width] by `forward`."""
     outputs = y.shape[1]
-    rows = y.numel() // outputs
-    tile = GemmTiling.of(rows, inputs, outputs, y.device)
-    return ImageRows(rows, outputs, Tiling(tile.rows, tile.outputs, tile.chunk))
+    tiling = Tiling(BLOCK_ROWS, _side(outputs, BLOCK_OUTPUTS), BLOCK_ROWS * MERGED_TILES)
+    return ImageRows(y.numel() // outputs, outputs, tiling)
 
 
 def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tuple[Tensor, Tensor]:
@@ -98,17 +73,32 @@ def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tu
     outputs = weight.shape[0]
     size = (n, outputs, -(-height // stride), -(-width // stride))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    shape = moments_shape(y, inputs)
-    tile = GemmTiling.of(shape.rows, inputs, outputs, x.device)
-    partial = torch.empty(2, shape.parts, outputs, device=x.device)
+    rows, block = y.numel() // outputs, _side(outputs, BLOCK_OUTPUTS)
+    tiles, columns = -(-rows // BLOCK_ROWS), outputs // block
+    partial = torch.empty(2, tiles, outputs, device=x.device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
-    gemm._forward_kernel[(shape.parts * shape.columns,)](
-        *(x, weight, scale, shift, y, partial[0], partial[1], shape.rows, inputs, outputs, tile.chunk, shape.columns),
-        *(*Sides.of(y, x), affine is not None, stride, *tile[:3]),
+    gemm._forward_kernel[(tiles * columns,)](
+        *(x, weight, scale, shift, y, partial[0], partial[1], rows, inputs, outputs, columns, *Sides.of(y, x)),
+        *(affine is not None, stride, BLOCK_ROWS, _side(inputs, BLOCK_INPUTS), block),
         num_warps=WARPS,
         num_stages=STAGES,
     )
-    return y, partial
+    return y, _merge(partial, rows, moments=True)
+
+
+def _merge(partial: Tensor, rows: int, *, moments: bool) -> Tensor:
+    """Return the sums of groups of tiles, fp32 [2, parts, channels].
+
+    Args:
+        partial: sums of tiles, or means and squared deviations, fp32 [2, tiles, channels].
+    """
+    _, tiles, channels = partial.shape
+    merged = torch.empty(2, -(-tiles // MERGED_TILES), channels, device=partial.device)
+    gemm._merge_kernel[(merged.shape[1], -(-channels // MERGED_CHANNELS))](
+        *(partial[0], partial[1], merged[0], merged[1], rows, tiles, channels),
+        *(moments, BLOCK_ROWS, MERGED_TILES, MERGED_CHANNELS),
+    )
+    return merged
 
 
 def data_gradient(gradient: Tensor, weight: Tensor, size: torch.Size, stride: int) -> Tensor:
@@ -137,7 +127,7 @@ def masked_data_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient g of a batch norm's output through its ReLU, and the sums of its chunks.
 
-    The sums are those of g and g * (x - mean), fp32 [2, parts, inputs].
+    These are the sums of g and of g * (x - mean), fp32 [2, parts, inputs].
 
     Args:
         gradient: that of the convolution's output, [n, outputs, height, width] in NHWC order.
@@ -149,7 +139,8 @@ def masked_data_gradient(
     dx = torch.empty_like(x)
     relu = MASK_OF_X if bits is None else MASK_OF_BITS
     options = {"affine": affine, "bits": bits, "second": second, "second_stride": second_stride}
-    return dx, _launch_data_gradient(gradient, weight, dx, x, relu, **options)  # type: ignore[arg-type]
+    partial = _launch_data_gradient(gradient, weight, dx, x, relu, **options)  # type: ignore[arg-type]
+    return dx, _merge(partial, x.numel() // x.shape[1], moments=False)
 
 
 def _launch_data_gradient(
@@ -166,16 +157,15 @@ def _launch_data_gradient(
     second_stride: int = 1,
 ) -> Tensor:
     outputs, inputs = weight.shape[:2]
-    rows = gradient.numel() // outputs
-    tile = GemmTiling.of(rows, outputs, inputs, dx.device)
-    parts, columns = -(-rows // tile.chunk), -(-inputs // tile.outputs)
-    partial = torch.empty(2, parts if affine else 0, inputs, device=dx.device)
+    rows, block = gradient.numel() // outputs, _side(inputs, BLOCK_OUTPUTS)
+    tiles, columns = -(-rows // BLOCK_ROWS), inputs // block
+    partial = torch.empty(2, tiles if affine else 0, inputs, device=dx.device)
     per_channel = (affine.mean, affine.scale, affine.shift) if affine else (partial,) * 3
-    sides = Sides.of(gradient, dx) if second is None else Sides.of(second, dx)
-    gemm._data_gradient_kernel[(parts * columns,)](
+    sides = Sides.of(gradient if second is None else second, dx)
+    gemm._data_gradient_kernel[(tiles * columns,)](
         *(gradient, weight, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
-        *(dx, partial[0], partial[1], rows, outputs, inputs, tile.chunk, columns, *sides),
-        *(relu, stride, 0 if second is None else second_stride, *tile[:3]),
+        *(dx, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
+        *(relu, stride, 0 if second is None else second_stride, BLOCK_ROWS, _side(outputs, BLOCK_INPUTS), block),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -194,9 +184,10 @@ def weight_gradient(
     outputs, inputs, device = gradient.shape[1], x.shape[1], x.device
     rows = gradient.numel() // outputs
     blocks = (_side(inputs, SPLIT_INPUTS), _side(outputs, SPLIT_OUTPUTS))
-    columns = -(-inputs // blocks[0])
-    tiles = columns * -(-outputs // blocks[1])
-    chunk = _chunk(rows, SPLIT_ROWS, max(1, PROGRAMS_PER_PROCESSOR * processors(device) // tiles))
+    columns = inputs // blocks[0]
+    tiles = columns * (outputs // blocks[1])
+    steps, most_splits = -(-rows // SPLIT_ROWS), max(1, SPLITS_PER_PROCESSOR * processors(device) // tiles)
+    chunk = -(-steps // most_splits) * SPLIT_ROWS
     splits = -(-rows // chunk)
     partial = torch.empty(splits, outputs, inputs, device=device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)

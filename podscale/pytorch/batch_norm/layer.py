@@ -110,8 +110,12 @@ def _is_plain_pointwise(conv: nn.Module) -> bool:
     return has_even_stride and conv.in_channels % GEMM_CHANNELS == 0 and conv.out_channels % GEMM_CHANNELS == 0
 
 
-def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
-    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them."""
+def fuse_batch_norm(model: nn.Module, device: torch.device, *, convolutions: bool = False) -> bool:
+    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them.
+
+    Args:
+        convolutions: let them run the 1x1 convolutions beside them too, if these kernels compute the right values.
+    """
     if find_spec("triton") is None:
         return False
     with device:
@@ -122,9 +126,25 @@ def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
     except (RuntimeError, OSError, SubprocessError) as error:
         log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
         return False
+    folds = convolutions and _gemm_kernels_work(device)
     for layer in _batch_norm_layers(model):
-        layer.is_fused = True
+        layer.is_fused, layer.folds_convolutions = True, folds
     return True
+
+
+def _gemm_kernels_work(device: torch.device) -> bool:
+    """Return True if the kernels of 1x1 convolutions compute the right values on the device; else log a warning."""
+    from podscale.pytorch.batch_norm import gemm_check
+
+    try:
+        error = gemm_check.largest_error(lambda channels: BatchNorm(channels).to(device), device)
+        problem = f"their relative error is {error:.2g}"
+    except (RuntimeError, OSError, SubprocessError) as failure:
+        error, problem = float("inf"), f"Triton cannot compile them: {failure}"
+    if error <= gemm_check.TOLERATED_ERROR:  # not if it is NaN
+        return True
+    log.warning(f"1x1 convolutions run without the fused kernels: {problem}")
+    return False
 
 
 def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:
