@@ -1,11 +1,10 @@
 """Kernels of 1x1 convolutions in Triton's interpreter beside torch's own operations in float64.
 
-`python -m tests.support.gemm_oracle [DTYPE]` prints the largest relative error of each case's results as JSON.
+`python -m tests.support.gemm_oracle` prints the largest relative error of each case's results as JSON.
 """
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale.pytorch.batch_norm import BatchNorm, layer
+from podscale.pytorch.batch_norm import BatchNorm, fused_kernels, gemm, gemm_calls, layer
 from podscale.pytorch.batch_norm.activations import (
     Convolved,
     PendingSum,
@@ -24,7 +23,7 @@ from podscale.pytorch.batch_norm.activations import (
     norm_relu_convolve,
     normalise,
 )
-from tests.support.triton_bf16 import interpret_bf16_products
+from tests.support.triton_bf16 import interpret_bf16
 
 MOMENTUM = 0.3
 
@@ -39,8 +38,10 @@ class Shape(NamedTuple):
     width: int
 
 
-SHAPES = (Shape(2, 16, 48, 6, 5), Shape(3, 96, 16, 9, 10), Shape(5, 32, 160, 14, 12))
+SHAPES = (Shape(2, 16, 48, 6, 5), Shape(3, 96, 16, 9, 10), Shape(4, 32, 80, 12, 7))
 """Some channels are no power of two, some take several steps of a product or several tiles, and some rows fill no tile."""
+HALF_KINDS = ("activated", "sum, strided projection")
+"""Kinds that are also checked in bf16 and with a group of ranks."""
 
 
 def pointwise(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -95,7 +96,7 @@ def _norm(norm: Any, x: Tensor) -> Tensor:
 KINDS = ("plain", "strided", "activated", "sum", "sum, projection", "sum, strided projection")
 
 
-def draw_case(kind: str, shape: Shape, dtype: torch.dtype, mean: float = 1.0) -> tuple[Case, Case, list[Tensor]]:
+def draw_case(kind: str, shape: Shape, dtype: torch.dtype) -> tuple[Case, Case, list[Tensor]]:
     """Return a case, its copy in float64, and images of both inputs."""
     generator = torch.Generator().manual_seed(sum(shape))
     case, oracle = Case(kind, shape), Case(kind, shape).double()
@@ -106,7 +107,7 @@ def draw_case(kind: str, shape: Shape, dtype: torch.dtype, mean: float = 1.0) ->
         if isinstance(module, BatchNorm):
             module.is_fused = module.folds_convolutions = True
     size = (shape.images, shape.inputs, shape.height, shape.width)
-    images = [torch.randn(size, generator=generator) * 1.5 + mean for _ in range(2)]
+    images = [torch.randn(size, generator=generator) * 1.5 + 1.0 for _ in range(2)]
     return case, oracle, [image.to(dtype).contiguous(memory_format=torch.channels_last) for image in images]
 
 
@@ -116,19 +117,17 @@ def errors_of(
     dtype: torch.dtype,
     group: dist.ProcessGroup | None = None,
     *,
-    mean: float = 1.0,
     device: str = "cpu",
     error: Callable[[Tensor, Tensor], float] | None = None,
 ) -> dict[str, float]:
     """Return the relative errors of outputs, gradients and running statistics."""
-    case, oracle, images = draw_case(kind, shape, dtype, mean)
+    case, oracle, images = draw_case(kind, shape, dtype)
     case.to(device)
     for module in case.modules():
         if isinstance(module, BatchNorm):
             module.group = group
     inputs = [image.detach().clone().to(device).requires_grad_() for image in images]
     exact_inputs = [image.double().requires_grad_() for image in images]
-    layer.GEMM_DTYPES = (*layer.GEMM_DTYPES, torch.float32)  # the interpreter's products of fp32 show small faults
     outputs, expected = case(*inputs), oracle.separate(*exact_inputs)
     generator = torch.Generator().manual_seed(1)
     gradients = [torch.randn(y.shape, generator=generator).to(dtype) for y in outputs]
@@ -155,24 +154,59 @@ def norm_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
+def prepare_interpreter() -> None:
+    """Let the kernels run in Triton's interpreter, in fp32 too, whose products show small faults."""
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    interpret_bf16()
+    layer.GEMM_DTYPES = (*layer.GEMM_DTYPES, torch.float32)
+    gemm_calls.MERGED_TILES = 2  # so that a few rows have several groups of tiles
+
+
 def cases() -> Iterator[tuple[str, Shape]]:
     for number, kind in enumerate(KINDS):
         yield kind, SHAPES[number % len(SHAPES)]
         yield kind, SHAPES[(number + 1) % len(SHAPES)]
 
 
+def moments_error(dtype: torch.dtype, mean: float) -> float:
+    """Return the error of a convolution's mean and variance, in standard deviations and variances of its output.
+
+    Args:
+        mean: mean of the images. Far from 0, a difference of large sums has no correct digit.
+    """
+    x = (torch.randn(4, 16, 9, 10, generator=torch.Generator().manual_seed(0)) + mean).to(dtype)
+    conv = pointwise(16, 32).to(dtype)
+    y, moments = gemm.convolve(conv, x.contiguous(memory_format=torch.channels_last))
+    exact = y.detach().double().transpose(0, 1).flatten(1)
+    found_mean, found_var = fused_kernels.local_moments(*moments)
+    var = exact.var(1, correction=0)
+    errors = ((found_mean - exact.mean(1)) / var.sqrt(), found_var / var - 1)
+    return max(float(error.abs().max()) for error in errors)
+
+
+def all_errors() -> dict[str, float]:
+    """Return the largest error of each case: of elements in fp32, by the norm in bf16, both relative."""
+    errors = {}
+    for kind, shape in cases():
+        errors[f"{kind} {tuple(shape)}"] = max(errors_of(kind, shape, torch.float32).values())
+    errors["moments"] = moments_error(torch.float32, 0.0)
+    errors["moments in bf16"] = moments_error(torch.bfloat16, 0.0)
+    errors["moments far from zero"] = moments_error(torch.bfloat16, 100.0) / 100
+    for kind in HALF_KINDS:
+        found = errors_of(kind, SHAPES[0], torch.bfloat16, error=norm_error)
+        errors[f"{kind} convolution in bf16"] = max(found.values())
+    return errors
+
+
 def main() -> None:
-    assert os.environ["TRITON_INTERPRET"] == "1"
-    interpret_bf16_products()
-    dtype = getattr(torch, sys.argv[1]) if len(sys.argv) > 1 else torch.float32
+    prepare_interpreter()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    error = relative_error if dtype == torch.float32 else norm_error
-    errors = {f"{kind} {tuple(shape)}": errors_of(kind, shape, dtype, error=error) for kind, shape in cases()}
-    if dtype == torch.float32:
-        for kind in ("activated", "sum, strided projection"):
-            errors[f"{kind} with a group"] = errors_of(kind, SHAPES[0], dtype, dist.group.WORLD)
-    print(json.dumps({case: max(values.values()) for case, values in errors.items()}))
+    errors = all_errors()
+    for kind in HALF_KINDS:
+        found = errors_of(kind, SHAPES[0], torch.float32, dist.group.WORLD)
+        errors[f"{kind} with a group"] = max(found.values())
+    print(json.dumps(errors))
 
 
 if __name__ == "__main__":

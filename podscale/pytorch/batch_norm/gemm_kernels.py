@@ -179,7 +179,7 @@ def _data_gradient_kernel(  # type: ignore[no-untyped-def]
     rounded = g.to(dx.dtype.element_ty)
     tl.store(dx + offsets, rounded, mask=mask)
     if relu != 0:
-        g = tl.where(mask, rounded.to(tl.float32), 0.0)
+        g = rounded.to(tl.float32)  # 0 in rows past the end, whose gradients were loaded as 0
         tl.store(sums + part * outputs + n, tl.sum(g, 0))
         tl.store(products + part * outputs + n, tl.sum(g * (value - tl.load(mean + n)[None, :]), 0))
 
