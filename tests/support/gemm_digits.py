@@ -52,7 +52,16 @@ def main() -> None:
     prepare_interpreter()
     exact, rounded = (losses(dtype, kernels=False) for dtype in (torch.float32, torch.bfloat16))
     kernels = {str(dtype): losses(dtype, kernels=True) for dtype in (torch.float32, torch.bfloat16)}
-    print(json.dumps({"fp32": exact, "bf16": rounded, "fp32, kernels": kernels["torch.float32"], "bf16, kernels": kernels["torch.bfloat16"]}))
+    print(
+        json.dumps(
+            {
+                "fp32": exact,
+                "bf16": rounded,
+                "fp32, kernels": kernels["torch.float32"],
+                "bf16, kernels": kernels["torch.bfloat16"],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

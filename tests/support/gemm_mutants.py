@@ -55,9 +55,7 @@ MUTANTS = {
         gemm, "ctx.dtype, 1, affine)", "ctx.dtype, 1, None)"
     ),
     "the projection's gradient is lost": Mutant(gemm, '"second": second,', '"second": None,'),
-    "running statistics by the wrong chunks": Mutant(
-        gemm_calls, "BLOCK_ROWS * MERGED_TILES)", "BLOCK_ROWS)"
-    ),
+    "running statistics by the wrong chunks": Mutant(gemm_calls, "BLOCK_ROWS * MERGED_TILES)", "BLOCK_ROWS)"),
 }
 
 

@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = (Shape(2, 16, 48, 6, 5), Shape(3, 96, 16, 9, 10), Shape(4, 32, 80, 12, 7))
-"""Some channels are no power of two, some take several steps of a product or several tiles, and some rows fill no tile."""
+"""Some channels are no power of two, some take several steps or tiles, and some rows fill no tile."""
 HALF_KINDS = ("activated", "sum, strided projection")
 """Kinds that are also checked in bf16 and with a group of ranks."""
 

@@ -63,20 +63,34 @@ def begin_block(
     conv: nn.Module, norm: nn.Module, downsample: nn.Module, x: Tensor | Fork | PendingSum
 ) -> tuple[Convolved, Tensor]:
     """Return the first convolution of a block's input and its shortcut. `norm` follows the convolution."""
-    if isinstance(x, PendingSum) and isinstance(norm, BatchNorm) and norm.folds(conv, x.x.images):
-        from podscale.pytorch.batch_norm import gemm
+    if isinstance(x, PendingSum) and isinstance(norm, BatchNorm):
+        begun = _begin_with_sum(conv, norm, downsample, x)
+        if begun is not None:
+            return begun
+    fork = split_fork(x)
+    return convolve(conv, norm, fork.branch), downsample(fork.shortcut)
 
-        block = gemm.BlockInput(x.norm, *x.x, x.shortcut)
-        if isinstance(downsample, nn.Identity):
-            y, shortcut = gemm.sum_convolve(block, conv)
-            return Convolved(*y), shortcut
-        if isinstance(downsample, Projection):
-            projection, projected_norm = downsample
-            if isinstance(projected_norm, BatchNorm) and projected_norm.folds(projection, x.x.images):
-                y, projected = gemm.sum_convolve_twice(block, conv, projection)
-                return Convolved(*y), normalise(projected_norm, Convolved(*projected))
-    x, shortcut = split_fork(x)
-    return convolve(conv, norm, x), downsample(shortcut)
+
+def _begin_with_sum(
+    conv: nn.Module, norm: BatchNorm, downsample: nn.Module, pending: PendingSum
+) -> tuple[Convolved, Tensor] | None:
+    """Return the result of `begin_block` by the GEMM kernels; None if they do not apply."""
+    images = pending.x.images
+    if not norm.folds(conv, images) or conv.stride != (1, 1):
+        return None
+    from podscale.pytorch.batch_norm import gemm
+
+    block = gemm.BlockInput(pending.norm, *pending.x, pending.shortcut)
+    if isinstance(downsample, nn.Identity):
+        y, shortcut = gemm.sum_convolve(block, conv)
+        return Convolved(*y), shortcut
+    if not isinstance(downsample, Projection):
+        return None
+    projection, projected_norm = downsample
+    if not isinstance(projected_norm, BatchNorm) or not projected_norm.folds(projection, images):
+        return None
+    y, projected = gemm.sum_convolve_twice(block, conv, projection)
+    return Convolved(*y), normalise(projected_norm, Convolved(*projected))
 
 
 def convolve(conv: nn.Module, norm: nn.Module, x: Tensor) -> Convolved:
@@ -90,7 +104,7 @@ def convolve(conv: nn.Module, norm: nn.Module, x: Tensor) -> Convolved:
 
 def norm_relu_convolve(norm: nn.Module, conv: nn.Module, x: Tensor) -> Convolved:
     """Return the convolution of the ReLU of the normalised images `x` [n, channels, height, width]."""
-    if isinstance(norm, BatchNorm) and norm.folds(conv, x):
+    if isinstance(norm, BatchNorm) and norm.folds(conv, x) and conv.stride == (1, 1):
         from podscale.pytorch.batch_norm import gemm
 
         return Convolved(*gemm.norm_relu_convolve(norm, conv, x, None))

@@ -61,8 +61,8 @@ def norm_add_relu(
 ) -> tuple[Tensor, Tensor]:
     """Return the ReLU of the normalised `x` plus `shortcut` [n, channels, ...], twice, for its two consumers."""
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    outputs = _Norm.apply(x, layer.weight, layer.bias, shortcut, layer, MASK_OF_BITS, moments)
-    return outputs  # type: ignore[no-any-return]
+    parameters = (layer.weight, layer.bias)
+    return _Norm.apply(x, *parameters, shortcut, layer, MASK_OF_BITS, moments)  # type: ignore[no-any-return]
 
 
 def norm_relu_pool(layer: NormLayer, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,9 +124,7 @@ class _NormPool(torch.autograd.Function):
         return dx, terms.weight, terms.bias, None
 
 
-def batch_affine(
-    layer: NormLayer, x: Tensor, moments: ChunkMoments | None = None
-) -> tuple[Affine, Tensor | None]:
+def batch_affine(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = None) -> tuple[Affine, Tensor | None]:
     """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages."""
     if moments is None:
         shape = ImageRows.of(x)

@@ -77,7 +77,7 @@ def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tu
     tiles, columns = -(-rows // BLOCK_ROWS), outputs // block
     partial = torch.empty(2, tiles, outputs, device=x.device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
-    gemm._forward_kernel[(tiles * columns,)](
+    gemm._gemm_forward_kernel[(tiles * columns,)](
         *(x, weight, scale, shift, y, partial[0], partial[1], rows, inputs, outputs, columns, *Sides.of(y, x)),
         *(affine is not None, stride, BLOCK_ROWS, _side(inputs, BLOCK_INPUTS), block),
         num_warps=WARPS,
@@ -94,7 +94,7 @@ def _merge(partial: Tensor, rows: int, *, moments: bool) -> Tensor:
     """
     _, tiles, channels = partial.shape
     merged = torch.empty(2, -(-tiles // MERGED_TILES), channels, device=partial.device)
-    gemm._merge_kernel[(merged.shape[1], -(-channels // MERGED_CHANNELS))](
+    gemm._gemm_merge_kernel[(merged.shape[1], -(-channels // MERGED_CHANNELS))](
         *(partial[0], partial[1], merged[0], merged[1], rows, tiles, channels),
         *(moments, BLOCK_ROWS, MERGED_TILES, MERGED_CHANNELS),
     )
@@ -162,7 +162,7 @@ def _launch_data_gradient(
     partial = torch.empty(2, tiles if affine else 0, inputs, device=dx.device)
     per_channel = (affine.mean, affine.scale, affine.shift) if affine else (partial,) * 3
     sides = Sides.of(gradient if second is None else second, dx)
-    gemm._data_gradient_kernel[(tiles * columns,)](
+    gemm._gemm_data_gradient_kernel[(tiles * columns,)](
         *(gradient, weight, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
         *(dx, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
         *(relu, stride, 0 if second is None else second_stride, BLOCK_ROWS, _side(outputs, BLOCK_INPUTS), block),
@@ -172,9 +172,7 @@ def _launch_data_gradient(
     return partial
 
 
-def weight_gradient(
-    gradient: Tensor, x: Tensor, dtype: torch.dtype, stride: int, affine: Affine | None
-) -> Tensor:
+def weight_gradient(gradient: Tensor, x: Tensor, dtype: torch.dtype, stride: int, affine: Affine | None) -> Tensor:
     """Return the gradient of the weight, [outputs, inputs, 1, 1], in `dtype`.
 
     Args:
@@ -191,12 +189,12 @@ def weight_gradient(
     splits = -(-rows // chunk)
     partial = torch.empty(splits, outputs, inputs, device=device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
-    gemm._weight_gradient_kernel[(splits * tiles,)](
+    gemm._gemm_weight_gradient_kernel[(splits * tiles,)](
         *(gradient, x, scale, shift, partial, rows, inputs, outputs, chunk, columns, tiles, *Sides.of(gradient, x)),
         *(affine is not None, stride, SPLIT_ROWS, *blocks),
         num_warps=WARPS,
         num_stages=STAGES,
     )
     dw = torch.empty(outputs, inputs, 1, 1, dtype=dtype, device=device)
-    gemm._add_splits_kernel[(-(-dw.numel() // ADDED_ELEMENTS),)](partial, dw, dw.numel(), splits, ADDED_ELEMENTS)
+    gemm._gemm_add_splits_kernel[(-(-dw.numel() // ADDED_ELEMENTS),)](partial, dw, dw.numel(), splits, ADDED_ELEMENTS)
     return dw

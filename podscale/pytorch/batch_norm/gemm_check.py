@@ -24,11 +24,15 @@ def largest_error(layer: Callable[[int], Any], device: torch.device) -> float:
         layer: builds a batch norm of so many channels on the device.
     """
     ours, separate = (_results(layer, device, run) for run in (_run_kernels, _run_separately))
-    errors = torch.stack([(a.float() - b.float()).norm() / b.float().norm() for a, b in zip(ours, separate, strict=True)])
+    errors = torch.stack(
+        [(a.float() - b.float()).norm() / b.float().norm() for a, b in zip(ours, separate, strict=True)]
+    )
     return float(errors.max())
 
 
-def _results(layer: Callable[[int], Any], device: torch.device, run: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
+def _results(
+    layer: Callable[[int], Any], device: torch.device, run: Callable[..., tuple[Tensor, Tensor]]
+) -> list[Tensor]:
     """Return outputs, and gradients of the images, weights, scales and shifts."""
     generator = torch.Generator().manual_seed(0)
 
@@ -38,9 +42,9 @@ def _results(layer: Callable[[int], Any], device: torch.device, run: Callable[..
     outer, inner = CHANNELS
     x, shortcut = (draw(*IMAGES).bfloat16().contiguous(memory_format=torch.channels_last) for _ in range(2))
     convs = []
-    for inputs, outputs, stride in ((outer, inner, 1), (inner, outer, 1), (outer, inner, 1), (outer, inner, 2)):
-        conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False, device="meta")  # its values are drawn here
-        conv.weight = nn.Parameter(draw(outputs, inputs, 1, 1) / inputs**0.5)
+    for channels, width, stride in ((outer, inner, 1), (inner, outer, 1), (outer, inner, 1), (outer, inner, 2)):
+        conv = nn.Conv2d(channels, width, 1, stride, bias=False, device="meta")  # its values are drawn here
+        conv.weight = nn.Parameter(draw(width, channels, 1, 1) / channels**0.5)
         convs.append(conv)
     norms = [layer(inner), layer(outer)]
     for norm in norms:

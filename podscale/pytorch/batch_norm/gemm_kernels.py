@@ -4,13 +4,14 @@ A 1x1 convolution is a product of matrices, [pixels, inputs] x [inputs, outputs]
 batch norm on values that it holds anyway, which saves passes over the images:
 
 - forward: normalises and activates its input while it loads it, and writes the moments of its rounded output.
-- data gradient: masks its output by the ReLU before the convolution, and writes the sums for that batch norm's gradient.
+- data gradient: masks its output by the ReLU before the convolution, and writes the sums for that batch norm's
+  gradient.
 - weight gradient: normalises and activates its input again.
 
-Products are accumulated in fp32 and rounded once. A program computes one tile; tiles divide the channels. Programs of the
-same rows are neighbours, so that they share these rows in the L2 cache. Sums of a tile are in registers, those of many
-tiles are merged by a second kernel to the chunks of `fused_kernels`, all in a fixed order. So are the parts of the weight
-gradient, which is split over rows.
+Products are accumulated in fp32 and rounded once. A program computes one tile; tiles divide the channels. Programs of
+the same rows are neighbours, so that they share these rows in the L2 cache. Sums of a tile are in registers, those of
+many tiles are merged by a second kernel to the chunks of `fused_kernels`, all in a fixed order. So are the parts of the
+weight gradient, which is split over rows.
 """
 
 import triton
@@ -64,7 +65,7 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _forward_kernel(  # type: ignore[no-untyped-def]
+def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
     scale,
@@ -110,7 +111,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _data_gradient_kernel(  # type: ignore[no-untyped-def]
+def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
     gradient,
     weight,
     second_gradient,
@@ -139,8 +140,9 @@ def _data_gradient_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write a tile of the gradient of a convolution's input, masked, and its sums: g and g * (x - mean).
 
-    `inputs` and `outputs` are those of this product, that is, the convolution's outputs and inputs. The second gradient
-    is added before the mask if `second_stride` is not 0. It has only the pixels that a convolution of that stride takes.
+    `inputs` and `outputs` are those of this product, that is, the convolution's outputs and inputs. The second
+    gradient is added before the mask if `second_stride` is not 0. It has only the pixels that a convolution of that
+    stride takes.
     """
     part = tl.program_id(0) // columns
     column = tl.program_id(0) % columns
@@ -185,7 +187,7 @@ def _data_gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])  # type: ignore[untyped-decorator]
-def _merge_kernel(  # type: ignore[no-untyped-def]
+def _gemm_merge_kernel(  # type: ignore[no-untyped-def]
     first_in,
     second_in,
     first_out,
@@ -218,7 +220,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
-def _weight_gradient_kernel(  # type: ignore[no-untyped-def]
+def _gemm_weight_gradient_kernel(  # type: ignore[no-untyped-def]
     gradient,
     x,
     scale,
@@ -263,7 +265,7 @@ def _weight_gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add_splits_kernel(partial, out, elements, splits, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gemm_add_splits_kernel(partial, out, elements, splits, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write the sum of all splits."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     total = tl.zeros([block], tl.float32)
@@ -272,4 +274,3 @@ def _add_splits_kernel(partial, out, elements, splits, block: tl.constexpr):  # 
         total += tl.load(source, mask=at < elements, other=0.0)
         source += elements
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < elements)
-

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from subprocess import SubprocessError
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ class BatchNorm(nn.Module):
         fits = x.shape[1] % FUSED_CHANNELS == 0 and x.dtype in FUSED_DTYPES
         return fits and not has_parts and x.is_contiguous(memory_format=torch.channels_last)
 
-    def folds(self, conv: nn.Module, x: Tensor) -> bool:
+    def folds(self, conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:
         """Return True if the GEMM kernels compute `conv`, which is before or after this layer, of images `x`."""
         if not self.folds_convolutions or x.dtype not in GEMM_DTYPES or not self.runs_fused(x):
             return False
@@ -102,7 +103,7 @@ class BatchNorm(nn.Module):
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
-def _is_plain_pointwise(conv: nn.Module) -> bool:
+def _is_plain_pointwise(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Return True for a 1x1 convolution without bias, groups, padding or a forward pass of its own."""
     if type(conv) is not nn.Conv2d or conv.kernel_size != (1, 1) or conv.groups != 1 or conv.bias is not None:
         return False

@@ -70,7 +70,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(inputs, classes)
 
     def regions(self) -> list[Callable[[Any], Any]]:
-        """Return the network as functions to call one after the other, with images, a `Fork` or a `PendingSum` between."""
+        """Return the network as functions to call in order. Between them are images, a `Fork` or a `PendingSum`."""
         return [self.forward_stem, *(getattr(self, name) for name in self.stages), self.forward_head]
 
     def forward(self, x: Tensor) -> Tensor:

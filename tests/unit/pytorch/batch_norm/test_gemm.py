@@ -100,7 +100,7 @@ SIZES = "rows inputs outputs channels chunk columns tiles height width full_heig
 TYPES = {**dict.fromkeys(IMAGES, "*bf16"), "bits": "*u8", **dict.fromkeys(SIZES.split(), "i32")}
 TILE = {"block_rows": 128, "block_inputs": 64, "block_outputs": 128}
 SPLIT = {"block_rows": 64, "block_inputs": 128, "block_outputs": 128}
-FORWARD, DATA, WEIGHT = "_forward_kernel", "_data_gradient_kernel", "_weight_gradient_kernel"
+FORWARD, DATA, WEIGHT = "_gemm_forward_kernel", "_gemm_data_gradient_kernel", "_gemm_weight_gradient_kernel"
 QUICK = [
     (FORWARD, {"activated": True, "stride": 1, **TILE}, 8),
     (DATA, {"relu": 2, "stride": 1, "second_stride": 1, **TILE}, 8),
@@ -118,9 +118,9 @@ KERNELS = [
     (WEIGHT, {"activated": False, "stride": 1, **SPLIT}, 16),
     (WEIGHT, {"activated": True, "stride": 1, **SPLIT}, 16),
     (WEIGHT, {"activated": False, "stride": 2, **SPLIT}, 16),
-    ("_merge_kernel", {"moments": True, "tile_rows": 128, "block_tiles": 64, "block_channels": 64}, 0),
-    ("_merge_kernel", {"moments": False, "tile_rows": 128, "block_tiles": 64, "block_channels": 64}, 0),
-    ("_add_splits_kernel", {"block": 1024}, 0),
+    ("_gemm_merge_kernel", {"moments": True, "tile_rows": 128, "block_tiles": 64, "block_channels": 64}, 0),
+    ("_gemm_merge_kernel", {"moments": False, "tile_rows": 128, "block_tiles": 64, "block_channels": 64}, 0),
+    ("_gemm_add_splits_kernel", {"block": 1024}, 0),
 ]
 """Kernels with constants, and the least number of vectors that a thread stores."""
 OTHERS = [(*kernel, capability) for capability in SHARED_MEMORY_BYTES for kernel in KERNELS + QUICK]
@@ -246,4 +246,26 @@ errors = [gemm_check.largest_error(BatchNorm, device)]
 with planted(MUTANTS["bits in the wrong order"]):
     errors.append(gemm_check.largest_error(BatchNorm, device))
 print(json.dumps(errors))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_work_that_a_gpu_session_times_runs() -> None:
+    """The calls of tools/gemm_kernel_times.py, by two choices of tiles, on a block of few pixels."""
+    assert interpret("-c", TIMED) == "24 calls"
+
+
+TIMED = """
+from tests.support.triton_bf16 import interpret_bf16
+from tools import gemm_kernel_times as times
+interpret_bf16()
+count = 0
+for tiles in (times.COMMITTED, times.Tiles(64, 64, 4)):
+    tiles.apply()
+    for pair in times.block_calls(2, 16, 6, device="cpu"):
+        pair.separate()
+        pair.kernels()
+        count += 2
+print(count, "calls")
 """
