@@ -62,7 +62,12 @@ def split_fork(x: Tensor | Fork | PendingSum) -> Fork:
 def begin_block(
     conv: nn.Module, norm: nn.Module, downsample: nn.Module, x: Tensor | Fork | PendingSum
 ) -> tuple[Convolved, Tensor]:
-    """Return the first convolution of a block's input and its shortcut. `norm` follows the convolution."""
+    """Return the first convolution of a block's input and its shortcut.
+
+    Args:
+        norm: batch norm that follows the convolution.
+        x: the block's input, images [n, channels, height, width].
+    """
     if isinstance(x, PendingSum) and isinstance(norm, BatchNorm):
         begun = _begin_with_sum(conv, norm, downsample, x)
         if begun is not None:

@@ -125,7 +125,11 @@ class _NormPool(torch.autograd.Function):
 
 
 def batch_affine(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = None) -> tuple[Affine, Tensor | None]:
-    """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages."""
+    """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages.
+
+    Args:
+        x: images [n, channels, height, width] in NHWC order; read only if `moments` is None.
+    """
     if moments is None:
         shape = ImageRows.of(x)
         moments = ChunkMoments(kernels.chunk_moments(x, shape), shape)
@@ -147,7 +151,12 @@ def batch_affine(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = Non
 def gradient_terms(
     group: Any, partial: Tensor, shape: ImageRows, affine: Affine, count: Tensor | None
 ) -> InputGradientTerms:
-    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`)."""
+    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`).
+
+    Args:
+        partial: sums of chunks by `kernels.chunk_gradient_sums`, fp32 [2, parts, channels].
+        count: values of a channel over the group, fp64 [1]; None without a group.
+    """
     if count is None:
         return kernels.local_gradient_terms(partial, shape, affine)
     own = kernels.local_gradient_sums(partial, shape, affine)
@@ -160,7 +169,11 @@ def gradient_terms(
 
 
 def nhwc_gradients(outputs: tuple[Tensor | None, ...], dtype: torch.dtype) -> Gradients | None:
-    """Return the gradients that arrived, in NHWC order and the dtype of the images; None if there are none."""
+    """Return the gradients that arrived, in NHWC order and the dtype of the images; None if there are none.
+
+    Args:
+        outputs: gradients of the images that a function returned, [n, channels, height, width], or None.
+    """
     given = [output.to(dtype).contiguous(memory_format=torch.channels_last) for output in outputs if output is not None]
     if not given:
         return None

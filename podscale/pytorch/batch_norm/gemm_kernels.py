@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _activate(value, scale, shift):  # type: ignore[no-untyped-def]
     """Return max(0, value * scale + shift), rounded to the dtype of `value`; NaN passes."""
     result = value.to(tl.float32) * scale + shift
