@@ -291,7 +291,7 @@ KERNEL_OUTPUTS = {
     (fused_pool_kernels, "_pool_kernel"): (3, 4),
     (fused_pool_kernels, "_pool_gradient_sums_kernel"): (5, 6),
     (fused_pool_kernels, "_pool_input_gradient_kernel"): (8,),
-    (gemm_kernels, "_gemm_forward_kernel"): (4, 5, 6),
+    (gemm_kernels, "_gemm_forward_kernel"): (5, 6, 7, 8, 9),
     (gemm_kernels, "_gemm_data_gradient_kernel"): (8, 9, 10),
     (gemm_kernels, "_gemm_merge_kernel"): (2, 3),
     (gemm_kernels, "_gemm_weight_gradient_kernel"): (4,),

@@ -42,6 +42,7 @@ MUTANTS = {
     ),
     "sums of a group of tiles lack one": Mutant(gemm_kernels, "total = tl.sum(first, 0)", "total = tl.max(first, 0)"),
     "the gradient is not masked": Mutant(gemm_kernels, "tl.where(value * a + b <= 0.0, 0.0, g)", "g"),
+    "the sum lacks the shortcut": Mutant(gemm_kernels, "value += tl.load(shortcut", "value + tl.load(shortcut"),
     "bits in the wrong order": Mutant(gemm_kernels, ">> tl.arange(0, 8)", ">> (7 - tl.arange(0, 8))"),
     "products are not centred": Mutant(gemm_kernels, "value - tl.load(mean + n)[None, :]", "value"),
     "the second gradient at every row": Mutant(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from podscale.pytorch.batch_norm import fused_kernels as kernels
 from podscale.pytorch.batch_norm import gemm_calls as calls
 from podscale.pytorch.batch_norm.fused import ChunkMoments, NormLayer, batch_affine, gradient_terms, nhwc_gradients
-from podscale.pytorch.batch_norm.fused_kernels import MASK_OF_BITS, NO_MASK, Affine, ImageRows
+from podscale.pytorch.batch_norm.fused_kernels import NO_MASK, Affine, ImageRows
 
 Output = tuple[Tensor, ChunkMoments]
 """Images that a convolution writes, [n, outputs, height, width], and their moments."""
@@ -138,9 +138,8 @@ class _SumConvolution(torch.autograd.Function):
         moments: ChunkMoments | None,
     ) -> Any:
         affine, count = batch_affine(layer, x, moments)
-        activated, bits = kernels.normalise(x, ImageRows.of(x), affine, MASK_OF_BITS, shortcut)
         rounded = _round(conv_weight, x)
-        y, partial = calls.forward(activated, rounded, 1, None)
+        y, partial, activated, bits = calls.sum_forward(x, affine, shortcut, rounded)
         ctx.group, ctx.stride, ctx.dtype = layer.group, stride, conv_weight.dtype
         ctx.set_materialize_grads(False)
         if projection_weight is None:

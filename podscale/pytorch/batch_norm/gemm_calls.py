@@ -11,6 +11,7 @@ from torch import Tensor
 
 from podscale.pytorch.batch_norm import gemm_kernels as gemm
 from podscale.pytorch.batch_norm.fused_kernels import (
+    CHANNELS_PER_BYTE,
     MASK_OF_BITS,
     MASK_OF_X,
     NO_MASK,
@@ -22,6 +23,8 @@ from podscale.pytorch.batch_norm.fused_kernels import (
 
 BLOCK_ROWS, BLOCK_INPUTS, BLOCK_OUTPUTS = 128, 64, 128
 """Tile of forward and data gradient: pixels, channels of a step of the product, largest number of output channels."""
+SUM_INPUTS = 32
+"""Channels of a step if a sum is computed while it is loaded, which takes more registers."""
 SPLIT_ROWS, SPLIT_INPUTS, SPLIT_OUTPUTS = 64, 128, 128
 """Tile of the weight gradient: pixels of a step of the product, largest numbers of input and output channels."""
 WARPS = 8
@@ -69,6 +72,40 @@ def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tu
         weight: [outputs, inputs, 1, 1] in the dtype of `x`.
         affine: map that is applied to `x` first, with the ReLU after it; None: neither.
     """
+    return _launch_forward(x, weight, stride, NO_MASK if affine is None else MASK_OF_X, affine)
+
+
+class SumForward(NamedTuple):
+    """Convolution of a block's output, its moments as `forward` has them, the output and the mask of its ReLU."""
+
+    y: Tensor
+    partial: Tensor
+    activated: Tensor
+    bits: Tensor
+
+
+def sum_forward(x: Tensor, affine: Affine, shortcut: Tensor, weight: Tensor) -> SumForward:
+    """Return the convolution of max(0, x * scale + shift + shortcut), and what it reads.
+
+    Args:
+        x: images [n, inputs, height, width] in NHWC order.
+        shortcut: images like `x`.
+        weight: [outputs, inputs, 1, 1] in the dtype of `x`.
+    """
+    activated, inputs = torch.empty_like(x), x.shape[1]
+    bits = torch.empty(x.numel() // inputs, inputs // CHANNELS_PER_BYTE, dtype=torch.uint8, device=x.device)
+    result = _launch_forward(x, weight, 1, MASK_OF_BITS, affine, (shortcut, activated, bits))
+    return SumForward(*result, activated, bits)
+
+
+def _launch_forward(
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    activation: int,
+    affine: Affine | None,
+    written: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     n, inputs, height, width = x.shape
     outputs = weight.shape[0]
     size = (n, outputs, -(-height // stride), -(-width // stride))
@@ -78,8 +115,9 @@ def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tu
     partial = torch.empty(2, tiles, outputs, device=x.device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
     gemm._gemm_forward_kernel[(tiles * columns,)](
-        *(x, weight, scale, shift, y, partial[0], partial[1], rows, inputs, outputs, columns, *Sides.of(y, x)),
-        *(affine is not None, stride, BLOCK_ROWS, _side(inputs, BLOCK_INPUTS), block),
+        *(x, weight, scale, shift, *(written or (x, y, y)), y, partial[0], partial[1]),
+        *(rows, inputs, outputs, columns, *Sides.of(y, x)),
+        *(activation, stride, BLOCK_ROWS, _side(inputs, SUM_INPUTS if written else BLOCK_INPUTS), block),
         num_warps=WARPS,
         num_stages=STAGES,
     )

@@ -3,7 +3,8 @@
 A 1x1 convolution is a product of matrices, [pixels, inputs] x [inputs, outputs]. Each kernel also does the work of a
 batch norm on values that it holds anyway, which saves passes over the images:
 
-- forward: normalises and activates its input while it loads it, and writes the moments of its rounded output.
+- forward: normalises and activates its input while it loads it, or computes and writes the sum of a block; it writes
+  the moments of its rounded output.
 - data gradient: masks its output by the ReLU before the convolution, and writes the sums for that batch norm's
   gradient.
 - weight gradient: normalises and activates its input again.
@@ -41,24 +42,44 @@ def _product(  # type: ignore[no-untyped-def]
     weight,
     scale,
     shift,
+    shortcut,
+    activated,
+    bits,
     x_rows,
     row_mask,
+    write_mask,
     n,
     inputs,
     outputs,
-    activated: tl.constexpr,
+    activation: tl.constexpr,
     transposed: tl.constexpr,
     block_rows: tl.constexpr,
     block_inputs: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """Return a tile of x @ weight, fp32. `weight` is [inputs, outputs], or `transposed` [outputs, inputs]."""
+    """Return a tile of x @ weight, fp32. `weight` is [inputs, outputs], or `transposed` [outputs, inputs].
+
+    The activation of x is 0: none, 1: batch norm and ReLU, 2: the same with the shortcut added, which is written with
+    its bits in the rows of `write_mask`.
+    """
     total = tl.zeros([block_rows, block_outputs], tl.float32)
     for start in range(0, inputs, block_inputs):
         k = start + tl.arange(0, block_inputs)
         a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=row_mask[:, None], other=0.0)
-        if activated:
+        if activation == 1:
             a = _activate(a, tl.load(scale + k)[None, :], tl.load(shift + k)[None, :])
+        if activation == 2:
+            at = x_rows[:, None] * inputs + k[None, :]
+            value = a.to(tl.float32) * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :]
+            value += tl.load(shortcut + at, mask=row_mask[:, None], other=0.0).to(tl.float32)
+            value = tl.where(value <= 0.0, 0.0, value)
+            a = value.to(x.dtype.element_ty)
+            tl.store(activated + at, a, mask=write_mask[:, None])
+            eight = tl.reshape(tl.where(value == 0.0, 0, 1), [block_rows, block_inputs // 8, 8])
+            packed = tl.sum(eight << tl.arange(0, 8)[None, None, :], 2)
+            byte = start // 8 + tl.arange(0, block_inputs // 8)
+            bits_at = x_rows[:, None] * (inputs // 8) + byte[None, :]
+            tl.store(bits + bits_at, packed.to(tl.uint8), mask=write_mask[:, None])
         b = tl.load(weight + (n[None, :] * inputs + k[:, None] if transposed else k[:, None] * outputs + n[None, :]))
         total = tl.dot(a, b, total, input_precision="ieee")
     return total
@@ -70,6 +91,9 @@ def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
     weight,
     scale,
     shift,
+    shortcut,
+    activated,
+    bits,
     y,
     means,
     squares,
@@ -81,7 +105,7 @@ def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
     width,
     full_height,
     full_width,
-    activated: tl.constexpr,
+    activation: tl.constexpr,
     stride: tl.constexpr,
     block_rows: tl.constexpr,
     block_inputs: tl.constexpr,
@@ -93,8 +117,9 @@ def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
     r = part * block_rows + tl.arange(0, block_rows)
     x_rows = _strided_rows(r, height, width, full_height, full_width, stride)
     total = _product(
-        *(x, weight, scale, shift, x_rows, r < rows, n, inputs, outputs),
-        activated,
+        *(x, weight, scale, shift, shortcut, activated, bits, x_rows, r < rows),
+        *(r < tl.where(tl.program_id(0) % columns == 0, rows, 0), n, inputs, outputs),
+        activation,
         True,
         block_rows,
         block_inputs,
@@ -149,8 +174,9 @@ def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
     n = column * block_outputs + tl.arange(0, block_outputs)
     r = part * block_rows + tl.arange(0, block_rows)
     g = _product(
-        *(gradient, weight, scale, shift, r.to(tl.int64), r < rows, n, inputs, outputs),
-        False,
+        *(gradient, weight, scale, shift, gradient, gradient, gradient, r.to(tl.int64), r < rows),
+        *(r < rows, n, inputs, outputs),
+        0,
         False,
         block_rows,
         block_inputs,

@@ -40,7 +40,7 @@ def test_two_ranks_of_unequal_batches_equal_float64() -> None:
 @pytest.mark.timeout(900)
 def test_planted_faults_are_found() -> None:
     errors = json.loads(interpret("-m", "tests.support.gemm_mutants"))
-    assert len(errors) == 20
+    assert len(errors) == 21
     for mutant, cases in errors.items():
         found = [case for case, error in cases.items() if not is_exact(case, error)]
         assert bool(found) is (mutant != "none"), mutant
@@ -95,20 +95,22 @@ for name, block, convolutions in (("resnet50", "v1", 36), ("resnet50", "v2", 32)
 print("equal")
 """
 
-IMAGES = ("x", "weight", "y", "gradient", "second_gradient", "dx")
+IMAGES = ("x", "weight", "y", "shortcut", "gradient", "second_gradient", "dx")
 SIZES = "rows inputs outputs channels chunk columns tiles height width full_height full_width elements splits"
 TYPES = {**dict.fromkeys(IMAGES, "*bf16"), "bits": "*u8", **dict.fromkeys(SIZES.split(), "i32")}
 TILE = {"block_rows": 128, "block_inputs": 64, "block_outputs": 128}
 SPLIT = {"block_rows": 64, "block_inputs": 128, "block_outputs": 128}
 FORWARD, DATA, WEIGHT = "_gemm_forward_kernel", "_gemm_data_gradient_kernel", "_gemm_weight_gradient_kernel"
 QUICK = [
-    (FORWARD, {"activated": True, "stride": 1, **TILE}, 8),
+    (FORWARD, {"activation": 2, "stride": 1, **TILE, "block_inputs": 32}, 10),
     (DATA, {"relu": 2, "stride": 1, "second_stride": 1, **TILE}, 8),
 ]
 KERNELS = [
-    (FORWARD, {"activated": False, "stride": 1, **TILE}, 8),
-    (FORWARD, {"activated": False, "stride": 2, **TILE}, 8),
-    (FORWARD, {"activated": True, "stride": 1, **TILE, "block_outputs": 64}, 4),
+    (FORWARD, {"activation": 0, "stride": 1, **TILE}, 8),
+    (FORWARD, {"activation": 0, "stride": 2, **TILE}, 8),
+    (FORWARD, {"activation": 1, "stride": 1, **TILE}, 8),
+    (FORWARD, {"activation": 1, "stride": 1, **TILE, "block_outputs": 64}, 4),
+    (FORWARD, {"activation": 2, "stride": 1, **TILE, "block_inputs": 32, "block_outputs": 64}, 6),
     (DATA, {"relu": 0, "stride": 1, "second_stride": 0, **TILE}, 8),
     (DATA, {"relu": 0, "stride": 2, "second_stride": 0, **TILE}, 8),
     (DATA, {"relu": 1, "stride": 1, "second_stride": 0, **TILE}, 8),
@@ -140,8 +142,9 @@ def test_kernels_compile_for_a_gpu(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     options = {"warps": gemm_calls.WARPS, "stages": gemm_calls.STAGES}
     function = getattr(gemm_kernels, name)
+    types = {**TYPES, **({"activated": "*bf16"} if "activation" in constants else {})}
     multiples = ("inputs", "outputs", "channels")
-    found = compile_kernel(function, TYPES, constants, capability, tmp_path, multiples_of_16=multiples, **options)
+    found = compile_kernel(function, types, constants, capability, tmp_path, multiples_of_16=multiples, **options)
     print(found._replace(ptx=""))
     assert found.vector_stores >= stores
     if "block_inputs" in constants:
