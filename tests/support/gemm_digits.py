@@ -17,7 +17,7 @@ from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models import build_model
 from tests.support.gemm_oracle import prepare_interpreter
 
-STEPS, IMAGES = 20, 8
+STEPS, IMAGES = 20, 16
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 BLOCKS = {"resnet50": ("bottleneck", (1, 2))}
 """Two stages, with blocks that stride, project and keep their shortcut."""
