@@ -123,15 +123,16 @@ def errors_of(
     """Return the relative errors of outputs, gradients and running statistics."""
     case, oracle, images = draw_case(kind, shape, dtype)
     case.to(device)
+    oracle.to(device)
     for module in case.modules():
         if isinstance(module, BatchNorm):
             module.group = group
     inputs = [image.detach().clone().to(device).requires_grad_() for image in images]
-    exact_inputs = [image.double().requires_grad_() for image in images]
+    exact_inputs = [image.to(device).double().requires_grad_() for image in images]
     outputs, expected = case(*inputs), oracle.separate(*exact_inputs)
     generator = torch.Generator().manual_seed(1)
-    gradients = [torch.randn(y.shape, generator=generator).to(dtype) for y in outputs]
-    torch.autograd.backward(outputs, [gradient.to(device) for gradient in gradients])
+    gradients = [torch.randn(y.shape, generator=generator).to(dtype).to(device) for y in outputs]
+    torch.autograd.backward(outputs, gradients)
     torch.autograd.backward(expected, [gradient.double() for gradient in gradients])
     found: dict[str, tuple[Any, Any]] = {
         **{f"output {n}": pair for n, pair in enumerate(zip(outputs, expected, strict=True))},
@@ -143,7 +144,7 @@ def errors_of(
         found[name] = (ours, theirs)
     measure = error or relative_error
     assert all((a is None) == (b is None) for a, b in found.values())
-    return {name: measure(a.detach().cpu(), b.detach()) for name, (a, b) in found.items() if b is not None}
+    return {name: measure(a.detach(), b.detach()) for name, (a, b) in found.items() if b is not None}
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
