@@ -18,7 +18,7 @@ REGISTERS = 65536
 def skip_without_interpreter() -> None:
     """Skip the test without Triton, or if its interpreter does not run with this NumPy."""
     triton = pytest.importorskip("triton")
-    if _release(triton) < (3, 7) and _release(np) >= (2, 5):  # it makes an int of an array with one element
+    if _release(triton) < (3, 7) and _release(np) >= (2, 4):  # it makes an int of an array with one element
         pytest.skip(f"the interpreter of Triton {triton.__version__} does not run with NumPy {np.__version__}")
 
 
