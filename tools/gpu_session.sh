@@ -114,6 +114,8 @@ podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-l
   ${real[@]+"${real[@]}"} "$@"
 # Times of the fused kernels by tile: constants of fused_kernels.py that are not the fastest show here.
 [ "$(left)" -lt 40 ] || PYTHONSAFEPATH=1 timeout 40 "$PYTHON" tools/fused_kernel_times.py | tee "$OUT/gpu-fused-kernels.md"
+# The same of the 1x1 convolutions, beside cuDNN: constants of gemm_calls.py.
+[ "$(left)" -lt 60 ] || PYTHONPATH=$PWD:$PYTHONPATH timeout 60 "$PYTHON" -m tools.gemm_kernel_times | tee "$OUT/gpu-gemm-kernels.md"
 # Bytes and time of each kernel of one step, by hardware counters, which take about a minute.
 if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
   mkdir -p /tmp/podscale-ncu

@@ -30,12 +30,14 @@ GRAPH = {"train.cuda_graph": True}
 COMPILED = {**GRAPH, "train.compile": "default"}
 AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
 FUSED = {**GRAPH, "train.fused_kernels": "auto"}
+GEMM = {**GRAPH, "train.fused_kernels": "gemm"}
 JAX = {"train.engine": "jax"}
 FOLDED = {"train.stem_compute": "space_to_depth"}
 BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
 
 GPU_VARIANTS = (
     BenchVariant("bf16, fused, graph, 400, folded stem", {**BF16, **FUSED, **FOLDED}, 400),
+    BenchVariant("bf16, gemm, graph, 400, folded stem", {**BF16, **GEMM, **FOLDED}, 400),
     BenchVariant("bf16, fused, graph", {**BF16, **FUSED}, 256),
     BenchVariant("bf16, fused, graph, 400, folded stem, real images", {**BF16, **FUSED, **FOLDED}, 400, True),
     BenchVariant("bf16, graph, folded stem", {**BF16, **GRAPH, **FOLDED}, 256),
@@ -51,7 +53,9 @@ GPU_VARIANTS = (
     BenchVariant("fp32", FP32, 256),
     BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
     BenchVariant("bf16, fused, graph, 400", {**BF16, **FUSED}, 400),
+    BenchVariant("bf16, gemm, graph", {**BF16, **GEMM}, 256),
     BenchVariant("bf16, fused, graph, 512, folded stem", {**BF16, **FUSED, **FOLDED}, 512),
+    BenchVariant("bf16, gemm, graph, 512, folded stem", {**BF16, **GEMM, **FOLDED}, 512),
     BenchVariant("bf16, fused, graph, 128, folded stem", {**BF16, **FUSED, **FOLDED}, 128),
     BenchVariant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
     BenchVariant("fp16, fused, graph, 400, folded stem", {**FP16, **FUSED, **FOLDED}, 400),

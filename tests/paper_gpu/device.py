@@ -42,6 +42,8 @@ COLLECTIVE_WRITES = {
     "c10d::send": None,
 }
 """Argument that a collective writes; it reads all tensors."""
+CONVOLUTION_PASSES = ("aten::convolution", "aten::convolution_backward")
+"""Operators whose bytes are counted, beside those of Triton's kernels."""
 ROOTS_AND_PEERS = ("root_rank", "src", "dst")
 """Arguments with a rank of the collective's group."""
 
@@ -210,6 +212,8 @@ class Watch(TorchDispatchMode):
         else:
             written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         gpu.operators[name] += 1
+        if name in CONVOLUTION_PASSES:
+            gpu.kernel_bytes[name] += _convolution_bytes(name, tensors, outputs)
         access = Access(stream, gpu.timeline.launch(stream), name, call)
         for argument, value in arguments.items():
             for tensor in tree_leaves(value):
@@ -232,6 +236,12 @@ class Watch(TorchDispatchMode):
         stream = f"nccl {group_name}"
         gpu.timeline.wait(stream, gpu.timeline.record(gpu.stream.number))
         return stream
+
+
+def _convolution_bytes(name: str, tensors: list[Tensor], outputs: list[Tensor]) -> int:
+    """Return the bytes that a convolution reads and writes; the gradients of data and weight both read the output's."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in (*tensors, *outputs)]
+    return sum(sizes) + (sizes[0] if len(outputs) > 1 else 0)
 
 
 def _bind(schema: Any, args: Any, kwargs: Any) -> dict[str, Any]:

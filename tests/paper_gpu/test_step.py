@@ -36,6 +36,12 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"stem": "imagenet", "batch_norm": {"group": 4}},
         "train": {**SHARDED_TORUS, "fused_kernels": "auto", "optimizer": {"name": "lars"}},
     },
+    "1x1 convolutions with batch norm": {
+        "ranks": 8,
+        "image_size": 64,
+        "model": {"name": "resnet101", "stem": "imagenet", "batch_norm": {"group": 4}},
+        "train": {"fused_kernels": "gemm", "optimizer": {"name": "lars"}},
+    },
 }
 """Representative cases of `make test`."""
 

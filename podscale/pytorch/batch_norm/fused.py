@@ -4,7 +4,7 @@ Results are fp32 until they are rounded once, after the ReLU; separate operation
 of ranks, moments and gradient sums are added up over it as in `sync`.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,20 +39,30 @@ Gradients = tuple[Tensor, Tensor | None]
 """Gradients of an output by its consumers; their sum counts."""
 
 
-def norm(layer: NormLayer, x: Tensor) -> Tensor:
-    """Return the normalised images `x` [n, channels, height, width]."""
-    return _Norm.apply(x, layer.weight, layer.bias, None, layer, NO_MASK)  # type: ignore[no-any-return]
+class ChunkMoments(NamedTuple):
+    """Moments of images that the kernel which wrote them has computed (see `kernels.chunk_moments`)."""
+
+    partial: Tensor
+    shape: ImageRows
 
 
-def norm_relu(layer: NormLayer, x: Tensor) -> Tensor:
+def norm(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = None) -> Tensor:
+    """Return the normalised images `x` [n, channels, height, width], by `moments` if they are known."""
+    return _Norm.apply(x, layer.weight, layer.bias, None, layer, NO_MASK, moments)  # type: ignore[no-any-return]
+
+
+def norm_relu(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = None) -> Tensor:
     """Return the ReLU of the normalised images `x` [n, channels, height, width]."""
-    return _Norm.apply(x, layer.weight, layer.bias, None, layer, MASK_OF_X)  # type: ignore[no-any-return]
+    return _Norm.apply(x, layer.weight, layer.bias, None, layer, MASK_OF_X, moments)  # type: ignore[no-any-return]
 
 
-def norm_add_relu(layer: NormLayer, x: Tensor, shortcut: Tensor) -> tuple[Tensor, Tensor]:
+def norm_add_relu(
+    layer: NormLayer, x: Tensor, shortcut: Tensor, moments: ChunkMoments | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the ReLU of the normalised `x` plus `shortcut` [n, channels, ...], twice, for its two consumers."""
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    return _Norm.apply(x, layer.weight, layer.bias, shortcut, layer, MASK_OF_BITS)  # type: ignore[no-any-return]
+    parameters = (layer.weight, layer.bias)
+    return _Norm.apply(x, *parameters, shortcut, layer, MASK_OF_BITS, moments)  # type: ignore[no-any-return]
 
 
 def norm_relu_pool(layer: NormLayer, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,10 +73,17 @@ def norm_relu_pool(layer: NormLayer, x: Tensor) -> tuple[Tensor, Tensor]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, layer: NormLayer, relu: int
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        layer: NormLayer,
+        relu: int,
+        moments: ChunkMoments | None,
     ) -> Any:
         shape = ImageRows.of(x)
-        affine, count = _affine(layer, x, shape)
+        affine, count = batch_affine(layer, x, moments)
         y, bits = kernels.normalise(x, shape, affine, relu, shortcut)
         ctx.save_for_backward(x, *affine, count, bits)
         ctx.group, ctx.relu = layer.group, relu
@@ -77,18 +94,18 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *affine_values, count, bits = ctx.saved_tensors
         affine, shape, relu = Affine(*affine_values), ImageRows.of(x), ctx.relu
-        if (gradients := _nhwc_gradients(outputs, x.dtype)) is None:
-            return (None,) * 6
+        if (gradients := nhwc_gradients(outputs, x.dtype)) is None:
+            return (None,) * 7
         partial, gradient = kernels.chunk_gradient_sums(gradients, x, shape, affine, relu, bits)
-        terms = _gradient_terms(ctx.group, partial, shape, affine, count)
+        terms = gradient_terms(ctx.group, partial, shape, affine, count)
         dx = kernels.input_gradient(gradient, x, shape, affine, terms.slope, terms.constant, relu)
-        return dx, terms.weight, terms.bias, gradient if relu == MASK_OF_BITS else None, None, None
+        return dx, terms.weight, terms.bias, gradient if relu == MASK_OF_BITS else None, None, None, None
 
 
 class _NormPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: NormLayer) -> Any:
-        affine, count = _affine(layer, x, ImageRows.of(x))
+        affine, count = batch_affine(layer, x)
         pooled, indices = pool_kernels.pool(x, affine)
         ctx.save_for_backward(x, *affine, count, indices)
         ctx.group = layer.group
@@ -99,35 +116,47 @@ class _NormPool(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *affine_values, count, indices = ctx.saved_tensors
         affine, shape = Affine(*affine_values), ImageRows.of(x)
-        if (gradients := _nhwc_gradients(outputs, x.dtype)) is None:
+        if (gradients := nhwc_gradients(outputs, x.dtype)) is None:
             return (None,) * 4
         partial = pool_kernels.pool_chunk_gradient_sums(gradients, indices, x, affine)
-        terms = _gradient_terms(ctx.group, partial, shape, affine, count)
+        terms = gradient_terms(ctx.group, partial, shape, affine, count)
         dx = pool_kernels.pool_input_gradient(gradients, indices, x, affine, terms.slope, terms.constant)
         return dx, terms.weight, terms.bias, None
 
 
-def _affine(layer: NormLayer, x: Tensor, shape: ImageRows) -> tuple[Affine, Tensor | None]:
-    """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages."""
-    partial = kernels.chunk_moments(x, shape)
+def batch_affine(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = None) -> tuple[Affine, Tensor | None]:
+    """Return the map of a batch and, with a group, its number of values of a channel, fp64 [1]; move the averages.
+
+    Args:
+        x: images [n, channels, height, width] in NHWC order; read only if `moments` is None.
+    """
+    if moments is None:
+        shape = ImageRows.of(x)
+        moments = ChunkMoments(kernels.chunk_moments(x, shape), shape)
+    partial, shape = moments
     running = (layer.running_mean, layer.running_var)
     if layer.group is None:
         return kernels.local_affine(partial, shape, layer.weight, layer.bias, running, layer.momentum, layer.eps), None
     group = layer.group
     mean, var = kernels.local_moments(partial, shape)
-    moments = combine_moments(mean, var, shape.rows, lambda message: all_reduce_sum(message, group), torch.float32)
-    invstd = torch.rsqrt(moments.var + layer.eps)
+    total = combine_moments(mean, var, shape.rows, lambda message: all_reduce_sum(message, group), torch.float32)
+    invstd = torch.rsqrt(total.var + layer.eps)
     scale = layer.weight.detach() * invstd
-    for average, new in zip(running, (moments.mean, moments.unbiased), strict=True):
+    for average, new in zip(running, (total.mean, total.unbiased), strict=True):
         average.lerp_(new, layer.momentum)
-    shift = layer.bias.detach() - moments.mean * scale
-    return Affine(moments.mean, moments.var, invstd, scale, shift), moments.count
+    shift = layer.bias.detach() - total.mean * scale
+    return Affine(total.mean, total.var, invstd, scale, shift), total.count
 
 
-def _gradient_terms(
+def gradient_terms(
     group: Any, partial: Tensor, shape: ImageRows, affine: Affine, count: Tensor | None
 ) -> InputGradientTerms:
-    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`)."""
+    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`).
+
+    Args:
+        partial: sums of chunks by `kernels.chunk_gradient_sums`, fp32 [2, parts, channels].
+        count: values of a channel over the group, fp64 [1]; None without a group.
+    """
     if count is None:
         return kernels.local_gradient_terms(partial, shape, affine)
     own = kernels.local_gradient_sums(partial, shape, affine)
@@ -139,8 +168,12 @@ def _gradient_terms(
     )
 
 
-def _nhwc_gradients(outputs: tuple[Tensor | None, ...], dtype: torch.dtype) -> Gradients | None:
-    """Return the gradients that arrived, in NHWC order and the dtype of the images; None if there are none."""
+def nhwc_gradients(outputs: tuple[Tensor | None, ...], dtype: torch.dtype) -> Gradients | None:
+    """Return the gradients that arrived, in NHWC order and the dtype of the images; None if there are none.
+
+    Args:
+        outputs: gradients of the images that a function returned, [n, channels, height, width], or None.
+    """
     given = [output.to(dtype).contiguous(memory_format=torch.channels_last) for output in outputs if output is not None]
     if not given:
         return None

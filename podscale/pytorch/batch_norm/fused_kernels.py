@@ -50,13 +50,13 @@ def image_tiling(rows: int, channels: int, device: torch.device) -> Tiling:
     tile_channels = min(triton.next_power_of_2(channels), TILE_CHANNELS)
     tile_rows = TILE // tile_channels
     columns = -(-channels // tile_channels)
-    parts = max(1, PROGRAMS_PER_PROCESSOR * _processors(device) // columns)
+    parts = max(1, PROGRAMS_PER_PROCESSOR * processors(device) // columns)
     tiles = -(-rows // tile_rows)
     return Tiling(tile_rows, tile_channels, -(-tiles // parts) * tile_rows)
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return PROCESSORS_WITHOUT_GPU
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

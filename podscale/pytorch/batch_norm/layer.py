@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from subprocess import SubprocessError
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,10 @@ FUSED_CHANNELS = 8
 """Divisor of the channels that the fused kernels take: one byte of a mask."""
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of the images that the fused kernels take."""
+GEMM_CHANNELS = 16
+"""Divisor of the channels that the GEMM kernels take: the least side of a tensor core's product."""
+GEMM_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes of the images that the GEMM kernels take. Products of fp32 keep cuDNN's precision."""
 
 
 class BatchNorm(nn.Module):
@@ -47,6 +52,7 @@ class BatchNorm(nn.Module):
         part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
         is_frozen: normalise by the running statistics in training too, and leave them as they are.
         is_fused: run Triton's kernels where they apply (see `runs_fused`).
+        folds_convolutions: run 1x1 convolutions beside this layer as Triton's kernels too (see `folds`).
     """
 
     running_mean: Tensor
@@ -59,6 +65,7 @@ class BatchNorm(nn.Module):
         self.part_size: int | None = None
         self.is_frozen = False
         self.is_fused = False
+        self.folds_convolutions = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -71,6 +78,12 @@ class BatchNorm(nn.Module):
         has_parts = self.group is None and self.part_size is not None and len(x) >= 2 * self.part_size
         fits = x.shape[1] % FUSED_CHANNELS == 0 and x.dtype in FUSED_DTYPES
         return fits and not has_parts and x.is_contiguous(memory_format=torch.channels_last)
+
+    def folds(self, conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:
+        """Return True if the GEMM kernels compute `conv`, which is before or after this layer, of images `x`."""
+        if not self.folds_convolutions or x.dtype not in GEMM_DTYPES or not self.runs_fused(x):
+            return False
+        return _is_plain_pointwise(conv)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.runs_fused(x):
@@ -90,8 +103,20 @@ class BatchNorm(nn.Module):
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
-def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
-    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them."""
+def _is_plain_pointwise(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Return True for a 1x1 convolution without bias, groups, padding or a forward pass of its own."""
+    if type(conv) is not nn.Conv2d or conv.kernel_size != (1, 1) or conv.groups != 1 or conv.bias is not None:
+        return False
+    has_even_stride = conv.stride[0] == conv.stride[1] and conv.padding == (0, 0)
+    return has_even_stride and conv.in_channels % GEMM_CHANNELS == 0 and conv.out_channels % GEMM_CHANNELS == 0
+
+
+def fuse_batch_norm(model: nn.Module, device: torch.device, *, convolutions: bool = False) -> bool:
+    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them.
+
+    Args:
+        convolutions: let them run the 1x1 convolutions beside them too, if these kernels compute the right values.
+    """
     if find_spec("triton") is None:
         return False
     with device:
@@ -102,9 +127,26 @@ def fuse_batch_norm(model: nn.Module, device: torch.device) -> bool:
     except (RuntimeError, OSError, SubprocessError) as error:
         log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
         return False
+    folds = convolutions and _gemm_kernels_work(device)
     for layer in _batch_norm_layers(model):
-        layer.is_fused = True
+        layer.is_fused, layer.folds_convolutions = True, folds
     return True
+
+
+def _gemm_kernels_work(device: torch.device) -> bool:
+    """Return True if the kernels of 1x1 convolutions compute the right values on the device; else log a warning."""
+    from podscale.pytorch.batch_norm import gemm_check
+
+    try:
+        error = gemm_check.largest_error(lambda channels: BatchNorm(channels).to(device), device)
+        problem = f"their relative error is {error:.2g}"
+    except (RuntimeError, OSError, SubprocessError) as failure:
+        error, problem = float("inf"), f"Triton cannot compile them: {failure}"
+    if error <= gemm_check.TOLERATED_ERROR:  # not if it is NaN
+        log.info(f"1x1 convolutions run as fused kernels: their relative error in bf16 is {error:.2g}")
+        return True
+    log.warning(f"1x1 convolutions run without the fused kernels: {problem}")
+    return False
 
 
 def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:

@@ -20,7 +20,18 @@ from torch.nn import functional as F
 from podscale.config import ModelSection
 from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
-from podscale.pytorch.batch_norm.activations import Fork, norm_add_relu, norm_relu, norm_relu_pool, split_fork
+from podscale.pytorch.batch_norm.activations import (
+    Fork,
+    PendingSum,
+    Projection,
+    begin_block,
+    convolve,
+    norm_add_relu,
+    norm_relu,
+    norm_relu_convolve,
+    norm_relu_pool,
+    split_fork,
+)
 from podscale.pytorch.models.stem import Stem
 
 NormFactory = Callable[[int], nn.Module]
@@ -59,7 +70,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(inputs, classes)
 
     def regions(self) -> list[Callable[[Any], Any]]:
-        """Return the network as functions to call one after the other. A `Fork` may be between them."""
+        """Return the network as functions to call in order. Between them are images, a `Fork` or a `PendingSum`."""
         return [self.forward_stem, *(getattr(self, name) for name in self.stages), self.forward_head]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +84,7 @@ class ResNet(nn.Module):
             return self.maxpool(x)  # type: ignore[no-any-return]
         return norm_relu_pool(self.bn1, self.maxpool, x)
 
-    def forward_head(self, x: Tensor | Fork) -> Tensor:
+    def forward_head(self, x: Tensor | Fork | PendingSum) -> Tensor:
         features, _ = split_fork(x)
         if self.is_preactivated:
             features = norm_relu(self.bn_last, features)
@@ -119,8 +130,8 @@ class BlockBuilder:
             return nn.Identity()
         if self.spec.shortcut == "padding":
             return PaddedShortcut(stride, outputs - inputs)
-        norms = () if self.spec.is_preactivated else (self.norm(outputs),)
-        return nn.Sequential(self.build_conv(inputs, outputs, 1, stride), *norms)
+        conv = self.build_conv(inputs, outputs, 1, stride)
+        return nn.Sequential(conv) if self.spec.is_preactivated else Projection(conv, self.norm(outputs))
 
     def build_drop_path(self) -> nn.Module:
         """Build the stochastic depth of the next block, whose rate grows with depth."""
@@ -148,7 +159,7 @@ class BasicBlock(nn.Module):
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, inner, stride, is_first=is_first)
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+    def forward(self, x: Tensor | Fork | PendingSum) -> Tensor | Fork | PendingSum:
         x, shortcut = split_fork(x)
         y = norm_relu(self.bn1, self.conv1(x))
         return norm_add_relu(self.bn2, self.branch, self.conv2(y), self.downsample(shortcut))
@@ -169,11 +180,10 @@ class Bottleneck(nn.Module):
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, outputs, stride, is_first=is_first)
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        x, shortcut = split_fork(x)
-        y = norm_relu(self.bn1, self.conv1(x))
-        y = norm_relu(self.bn2, self.conv2(y))
-        return norm_add_relu(self.bn3, self.branch, self.conv3(y), self.downsample(shortcut))
+    def forward(self, x: Tensor | Fork | PendingSum) -> Tensor | Fork | PendingSum:
+        y, shortcut = begin_block(self.conv1, self.bn1, self.downsample, x)
+        y = norm_relu_convolve(self.bn2, self.conv3, self.conv2(norm_relu(self.bn1, y)))
+        return norm_add_relu(self.bn3, self.branch, y, shortcut)
 
 
 class PreactivatedBlock(nn.Module, ABC):
@@ -227,9 +237,8 @@ class PreactivatedBottleneck(PreactivatedBlock):
         self.conv3 = builder.build_conv(inner, outputs, 1)
 
     def forward_branch(self, y: Tensor) -> Tensor:
-        y = norm_relu(self.bn2, self.conv1(y))
-        y = norm_relu(self.bn3, self.conv2(y))
-        return self.conv3(y)  # type: ignore[no-any-return]
+        y = norm_relu(self.bn2, convolve(self.conv1, self.bn2, y))
+        return norm_relu_convolve(self.bn3, self.conv3, self.conv2(y)).images
 
 
 Block = BasicBlock | Bottleneck | PreactivatedBasicBlock | PreactivatedBottleneck

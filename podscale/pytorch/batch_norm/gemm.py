@@ -1,0 +1,175 @@
+"""Autograd functions of 1x1 convolutions with the batch norms around them (see `gemm_kernels`).
+
+A function's images are those that a convolution writes, before their batch norm, with their moments. The next function
+normalises them while it reads them. Normalised images are stored only if a 3x3 convolution or a shortcut reads them.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from podscale.pytorch.batch_norm import fused_kernels as kernels
+from podscale.pytorch.batch_norm import gemm_calls as calls
+from podscale.pytorch.batch_norm.fused import ChunkMoments, NormLayer, batch_affine, gradient_terms, nhwc_gradients
+from podscale.pytorch.batch_norm.fused_kernels import NO_MASK, Affine, ImageRows
+
+Output = tuple[Tensor, ChunkMoments]
+"""Images that a convolution writes, [n, outputs, height, width], and their moments."""
+
+
+def convolve(conv: nn.Conv2d, x: Tensor) -> Output:
+    """Return the convolution of images `x` [n, inputs, height, width]."""
+    return _output(_Convolution.apply(x, conv.weight, conv.stride[0]))
+
+
+def norm_relu_convolve(layer: NormLayer, conv: nn.Conv2d, x: Tensor, moments: ChunkMoments | None) -> Output:
+    """Return the convolution of the ReLU of the normalised images `x` [n, inputs, height, width]."""
+    return _output(_NormConvolution.apply(x, layer.weight, layer.bias, conv.weight, layer, moments))
+
+
+class BlockInput(NamedTuple):
+    """Input of a block before its sum is computed: images, their moments, and the shortcut's images."""
+
+    layer: NormLayer
+    x: Tensor
+    moments: ChunkMoments | None
+    shortcut: Tensor
+
+
+def sum_convolve(block: BlockInput, conv: nn.Conv2d) -> tuple[Output, Tensor]:
+    """Return the convolution of the ReLU of the normalised `x` plus `shortcut`, and that ReLU for the next shortcut."""
+    y, partial, activated = _apply_sum(block, conv, None)
+    return _output((y, partial)), activated
+
+
+def sum_convolve_twice(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d) -> tuple[Output, Output]:
+    """Return what `conv` and `projection` make of the ReLU of the normalised `x` plus `shortcut`."""
+    y, partial, projected, projected_partial = _apply_sum(block, conv, projection)
+    return _output((y, partial)), _output((projected, projected_partial))
+
+
+def _apply_sum(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d | None) -> Any:
+    layer, x, moments, shortcut = block
+    shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    second = (None, 1) if projection is None else (projection.weight, projection.stride[0])
+    return _SumConvolution.apply(x, layer.weight, layer.bias, shortcut, conv.weight, *second, layer, moments)
+
+
+def _output(result: tuple[Tensor, Tensor]) -> Output:
+    y, partial = result
+    return y, ChunkMoments(partial, calls.moments_shape(y))
+
+
+def _round(weight: Tensor, x: Tensor) -> Tensor:
+    """Return a weight in the dtype of the images, as autocast does."""
+    return weight.detach().to(x.dtype).contiguous()
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Any:
+        rounded = _round(weight, x)
+        y, partial = calls.forward(x, rounded, stride, None)
+        ctx.save_for_backward(x, rounded)
+        ctx.stride, ctx.dtype = stride, weight.dtype
+        ctx.mark_non_differentiable(partial)
+        ctx.set_materialize_grads(False)
+        return y, partial
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        if (gradients := nhwc_gradients((dy,), x.dtype)) is None:
+            return None, None, None
+        dy, stride = gradients[0], ctx.stride
+        needs_dx, needs_dw, _ = ctx.needs_input_grad
+        dx = calls.data_gradient(dy, weight, x.shape, stride) if needs_dx else None
+        dw = calls.weight_gradient(dy, x, ctx.dtype, stride, None) if needs_dw else None
+        return dx, dw, None
+
+
+class _NormConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        conv_weight: Tensor,
+        layer: NormLayer,
+        moments: ChunkMoments | None,
+    ) -> Any:
+        affine, count = batch_affine(layer, x, moments)
+        rounded = _round(conv_weight, x)
+        y, partial = calls.forward(x, rounded, 1, affine)
+        ctx.save_for_backward(x, rounded, *affine, count)
+        ctx.group, ctx.dtype = layer.group, conv_weight.dtype
+        ctx.mark_non_differentiable(partial)
+        ctx.set_materialize_grads(False)
+        return y, partial
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        x, rounded, *affine_values, count = ctx.saved_tensors
+        affine, shape = Affine(*affine_values), ImageRows.of(x)
+        if (gradients := nhwc_gradients((dy,), x.dtype)) is None:
+            return (None,) * 6
+        dy = gradients[0]
+        g, sums = calls.masked_data_gradient(dy, rounded, x, affine)
+        terms = gradient_terms(ctx.group, sums, shape, affine, count)
+        dw = calls.weight_gradient(dy, x, ctx.dtype, 1, affine) if ctx.needs_input_grad[3] else None
+        dx = kernels.input_gradient(g, x, shape, affine, terms.slope, terms.constant, NO_MASK)
+        return dx, terms.weight, terms.bias, dw, None, None
+
+
+class _SumConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor,
+        conv_weight: Tensor,
+        projection_weight: Tensor | None,
+        stride: int,
+        layer: NormLayer,
+        moments: ChunkMoments | None,
+    ) -> Any:
+        affine, count = batch_affine(layer, x, moments)
+        rounded = _round(conv_weight, x)
+        y, partial, activated, bits = calls.sum_forward(x, affine, shortcut, rounded)
+        ctx.group, ctx.stride, ctx.dtype = layer.group, stride, conv_weight.dtype
+        ctx.set_materialize_grads(False)
+        if projection_weight is None:
+            ctx.save_for_backward(x, *affine, count, bits, activated, rounded, None)
+            ctx.mark_non_differentiable(partial)
+            return y, partial, activated
+        projection = _round(projection_weight, x)
+        projected, projected_partial = calls.forward(activated, projection, stride, None)
+        ctx.save_for_backward(x, *affine, count, bits, activated, rounded, projection)
+        ctx.mark_non_differentiable(partial, projected_partial)
+        return y, partial, projected, projected_partial
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _: Any, second: Tensor | None, *__: Any) -> tuple[Tensor | None, ...]:
+        x, *affine_values, count, bits, activated, rounded, projection = ctx.saved_tensors
+        affine, shape = Affine(*affine_values), ImageRows.of(x)
+        if dy is None and second is None:
+            return (None,) * 9
+        dy = rounded.new_zeros(x.shape[0], rounded.shape[0], *x.shape[2:]) if dy is None else dy
+        (dy, second), stride = nhwc_gradients((dy, second), x.dtype) or (dy, None), ctx.stride
+        dw = dv = None
+        if ctx.needs_input_grad[4]:
+            dw = calls.weight_gradient(dy, activated, ctx.dtype, 1, None)
+        if projection is not None and second is not None:
+            if ctx.needs_input_grad[5]:
+                dv = calls.weight_gradient(second, activated, ctx.dtype, stride, None)
+            size = torch.Size((*activated.shape[:2], *second.shape[2:]))  # only the pixels that the stride takes
+            second = calls.data_gradient(second, projection, size, 1)
+        options = {"bits": bits, "second": second, "second_stride": stride}
+        g, sums = calls.masked_data_gradient(dy, rounded, x, affine, **options)
+        terms = gradient_terms(ctx.group, sums, shape, affine, count)
+        dx = kernels.input_gradient(g, x, shape, affine, terms.slope, terms.constant, NO_MASK)
+        return dx, terms.weight, terms.bias, g, dw, dv, None, None, None

@@ -1,0 +1,238 @@
+"""Calls of the kernels of 1x1 convolutions: tiles, and tensors of images in NHWC order.
+
+The constants of the tiles are all here. They are guesses, since no GPU has measured them; `tools/fused_kernel_times.py`
+does, and prints those that are faster.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.batch_norm import gemm_kernels as gemm
+from podscale.pytorch.batch_norm.fused_kernels import (
+    CHANNELS_PER_BYTE,
+    MASK_OF_BITS,
+    MASK_OF_X,
+    NO_MASK,
+    Affine,
+    ImageRows,
+    Tiling,
+    processors,
+)
+
+BLOCK_ROWS, BLOCK_INPUTS, BLOCK_OUTPUTS = 128, 64, 128
+"""Tile of forward and data gradient: pixels, channels of a step of the product, largest number of output channels."""
+SUM_INPUTS = 32
+"""Channels of a step if a sum is computed while it is loaded, which takes more registers."""
+SPLIT_ROWS, SPLIT_INPUTS, SPLIT_OUTPUTS = 64, 128, 128
+"""Tile of the weight gradient: pixels of a step of the product, largest numbers of input and output channels."""
+WARPS = 8
+STAGES = 3
+"""Steps of a product whose loads are in flight."""
+SPLITS_PER_PROCESSOR = 2
+"""Programs of a weight gradient for each multiprocessor."""
+ADDED_ELEMENTS = 1024
+"""Elements of a weight gradient that one program adds up."""
+MERGED_TILES, MERGED_CHANNELS = 64, 64
+"""Tile of the kernel that merges the sums of tiles."""
+
+
+def _side(channels: int, largest: int) -> int:
+    """Return the largest power of two that divides `channels`, at most `largest`."""
+    return min(channels & -channels, largest)
+
+
+class Sides(NamedTuple):
+    """Sides of the images that a convolution writes and of those that it reads, and their ratio."""
+
+    height: int
+    width: int
+    full_height: int
+    full_width: int
+
+    @classmethod
+    def of(cls, strided: Tensor | torch.Size, full: Tensor | torch.Size) -> "Sides":
+        sizes = [images.shape if isinstance(images, Tensor) else images for images in (strided, full)]
+        return cls(*sizes[0][2:], *sizes[1][2:])
+
+
+def moments_shape(y: Tensor) -> ImageRows:
+    """Return the rows, channels and chunks of the moments of `y` [n, outputs, height, width] by `forward`."""
+    outputs = y.shape[1]
+    tiling = Tiling(BLOCK_ROWS, _side(outputs, BLOCK_OUTPUTS), BLOCK_ROWS * MERGED_TILES)
+    return ImageRows(y.numel() // outputs, outputs, tiling)
+
+
+def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tuple[Tensor, Tensor]:
+    """Return the convolution of `x`, and mean and sum of squared deviations of its chunks, fp32 [2, parts, outputs].
+
+    Args:
+        x: images [n, inputs, height, width] in NHWC order.
+        weight: [outputs, inputs, 1, 1] in the dtype of `x`.
+        affine: map that is applied to `x` first, with the ReLU after it; None: neither.
+    """
+    return _launch_forward(x, weight, stride, NO_MASK if affine is None else MASK_OF_X, affine)
+
+
+class SumForward(NamedTuple):
+    """Convolution of a block's output, its moments as `forward` has them, the output and the mask of its ReLU."""
+
+    y: Tensor
+    partial: Tensor
+    activated: Tensor
+    bits: Tensor
+
+
+def sum_forward(x: Tensor, affine: Affine, shortcut: Tensor, weight: Tensor) -> SumForward:
+    """Return the convolution of max(0, x * scale + shift + shortcut), and what it reads.
+
+    Args:
+        x: images [n, inputs, height, width] in NHWC order.
+        shortcut: images like `x`.
+        weight: [outputs, inputs, 1, 1] in the dtype of `x`.
+    """
+    activated, inputs = torch.empty_like(x), x.shape[1]
+    bits = torch.empty(x.numel() // inputs, inputs // CHANNELS_PER_BYTE, dtype=torch.uint8, device=x.device)
+    result = _launch_forward(x, weight, 1, MASK_OF_BITS, affine, (shortcut, activated, bits))
+    return SumForward(*result, activated, bits)
+
+
+def _launch_forward(
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    activation: int,
+    affine: Affine | None,
+    written: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    n, inputs, height, width = x.shape
+    outputs = weight.shape[0]
+    size = (n, outputs, -(-height // stride), -(-width // stride))
+    y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    rows, block = y.numel() // outputs, _side(outputs, BLOCK_OUTPUTS)
+    tiles, columns = -(-rows // BLOCK_ROWS), outputs // block
+    partial = torch.empty(2, tiles, outputs, device=x.device)
+    scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
+    gemm._gemm_forward_kernel[(tiles * columns,)](
+        *(x, weight, scale, shift, *(written or (x, y, y)), y, partial[0], partial[1]),
+        *(rows, inputs, outputs, columns, *Sides.of(y, x)),
+        *(activation, stride, BLOCK_ROWS, _side(inputs, SUM_INPUTS if written else BLOCK_INPUTS), block),
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    return y, _merge(partial, rows, moments=True)
+
+
+def _merge(partial: Tensor, rows: int, *, moments: bool) -> Tensor:
+    """Return the sums of groups of tiles, fp32 [2, parts, channels].
+
+    Args:
+        partial: sums of tiles, or means and squared deviations, fp32 [2, tiles, channels].
+    """
+    _, tiles, channels = partial.shape
+    merged = torch.empty(2, -(-tiles // MERGED_TILES), channels, device=partial.device)
+    gemm._gemm_merge_kernel[(merged.shape[1], -(-channels // MERGED_CHANNELS))](
+        *(partial[0], partial[1], merged[0], merged[1], rows, tiles, channels),
+        *(moments, BLOCK_ROWS, MERGED_TILES, MERGED_CHANNELS),
+    )
+    return merged
+
+
+def data_gradient(gradient: Tensor, weight: Tensor, size: torch.Size, stride: int) -> Tensor:
+    """Return the gradient of the convolution's input, of `size`.
+
+    Args:
+        gradient: that of the output, [n, outputs, height, width] in NHWC order.
+        weight: [outputs, inputs, 1, 1] in the dtype of `gradient`.
+    """
+    dx = torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
+    if stride > 1:
+        dx.zero_()  # at the pixels between the strides
+    _launch_data_gradient(gradient, weight, dx, dx, NO_MASK, stride=stride)
+    return dx
+
+
+def masked_data_gradient(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    affine: Affine,
+    *,
+    bits: Tensor | None = None,
+    second: Tensor | None = None,
+    second_stride: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient g of a batch norm's output through its ReLU, and the sums of its chunks.
+
+    These are the sums of g and of g * (x - mean), fp32 [2, parts, inputs].
+
+    Args:
+        gradient: that of the convolution's output, [n, outputs, height, width] in NHWC order.
+        weight: [outputs, inputs, 1, 1] in the dtype of `gradient`.
+        x: images that the batch norm reads, [n, inputs, height, width] in NHWC order.
+        bits: mask of the ReLU, uint8 [rows, inputs / 8]; None: it is computed from `x`.
+        second: gradient of the other consumer at the pixels that it takes, every `second_stride`-th.
+    """
+    dx = torch.empty_like(x)
+    relu = MASK_OF_X if bits is None else MASK_OF_BITS
+    options = {"affine": affine, "bits": bits, "second": second, "second_stride": second_stride}
+    partial = _launch_data_gradient(gradient, weight, dx, x, relu, **options)  # type: ignore[arg-type]
+    return dx, _merge(partial, x.numel() // x.shape[1], moments=False)
+
+
+def _launch_data_gradient(
+    gradient: Tensor,
+    weight: Tensor,
+    dx: Tensor,
+    x: Tensor,
+    relu: int,
+    *,
+    stride: int = 1,
+    affine: Affine | None = None,
+    bits: Tensor | None = None,
+    second: Tensor | None = None,
+    second_stride: int = 1,
+) -> Tensor:
+    outputs, inputs = weight.shape[:2]
+    rows, block = gradient.numel() // outputs, _side(inputs, BLOCK_OUTPUTS)
+    tiles, columns = -(-rows // BLOCK_ROWS), inputs // block
+    partial = torch.empty(2, tiles if affine else 0, inputs, device=dx.device)
+    per_channel = (affine.mean, affine.scale, affine.shift) if affine else (partial,) * 3
+    sides = Sides.of(gradient if second is None else second, dx)
+    gemm._gemm_data_gradient_kernel[(tiles * columns,)](
+        *(gradient, weight, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
+        *(dx, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
+        *(relu, stride, 0 if second is None else second_stride, BLOCK_ROWS, _side(outputs, BLOCK_INPUTS), block),
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    return partial
+
+
+def weight_gradient(gradient: Tensor, x: Tensor, dtype: torch.dtype, stride: int, affine: Affine | None) -> Tensor:
+    """Return the gradient of the weight, [outputs, inputs, 1, 1], in `dtype`.
+
+    Args:
+        gradient: that of the output, [n, outputs, height, width] in NHWC order.
+        x: images [n, inputs, height, width] in NHWC order, to which `affine` and the ReLU are applied as in `forward`.
+    """
+    outputs, inputs, device = gradient.shape[1], x.shape[1], x.device
+    rows = gradient.numel() // outputs
+    blocks = (_side(inputs, SPLIT_INPUTS), _side(outputs, SPLIT_OUTPUTS))
+    columns = inputs // blocks[0]
+    tiles = columns * (outputs // blocks[1])
+    steps, most_splits = -(-rows // SPLIT_ROWS), max(1, SPLITS_PER_PROCESSOR * processors(device) // tiles)
+    chunk = -(-steps // most_splits) * SPLIT_ROWS
+    splits = -(-rows // chunk)
+    partial = torch.empty(splits, outputs, inputs, device=device)
+    scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
+    gemm._gemm_weight_gradient_kernel[(splits * tiles,)](
+        *(gradient, x, scale, shift, partial, rows, inputs, outputs, chunk, columns, tiles, *Sides.of(gradient, x)),
+        *(affine is not None, stride, SPLIT_ROWS, *blocks),
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    dw = torch.empty(outputs, inputs, 1, 1, dtype=dtype, device=device)
+    gemm._gemm_add_splits_kernel[(-(-dw.numel() // ADDED_ELEMENTS),)](partial, dw, dw.numel(), splits, ADDED_ELEMENTS)
+    return dw

@@ -1,0 +1,302 @@
+"""Triton kernels of 1x1 convolutions on images in NHWC order, with the batch norms around them folded in.
+
+A 1x1 convolution is a product of matrices, [pixels, inputs] x [inputs, outputs]. Each kernel also does the work of a
+batch norm on values that it holds anyway, which saves passes over the images:
+
+- forward: normalises and activates its input while it loads it, or computes and writes the sum of a block; it writes
+  the moments of its rounded output.
+- data gradient: masks its output by the ReLU before the convolution, and writes the sums for that batch norm's
+  gradient.
+- weight gradient: normalises and activates its input again.
+
+Products are accumulated in fp32 and rounded once. A program computes one tile; tiles divide the channels. Programs of
+the same rows are neighbours, so that they share these rows in the L2 cache. Sums of a tile are in registers, those of
+many tiles are merged by a second kernel to the chunks of `fused_kernels`, all in a fixed order. So are the parts of the
+weight gradient, which is split over rows.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _activate(value, scale, shift):  # type: ignore[no-untyped-def]
+    """Return max(0, value * scale + shift), rounded to the dtype of `value`; NaN passes."""
+    result = value.to(tl.float32) * scale + shift
+    return tl.where(result <= 0.0, 0.0, result).to(value.dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _strided_rows(r, height, width, full_height, full_width, stride: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the rows, int64, of the pixels in the full images that strided images of [height, width] take."""
+    if stride == 1:
+        return r.to(tl.int64)
+    line = r // width
+    pixel = (line // height * full_height + line % height * stride).to(tl.int64) * full_width
+    return pixel + r % width * stride
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    scale,
+    shift,
+    shortcut,
+    activated,
+    bits,
+    x_rows,
+    row_mask,
+    write_mask,
+    n,
+    inputs,
+    outputs,
+    activation: tl.constexpr,
+    transposed: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_inputs: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """Return a tile of x @ weight, fp32. `weight` is [inputs, outputs], or `transposed` [outputs, inputs].
+
+    The activation of x is 0: none, 1: batch norm and ReLU, 2: the same with the shortcut added, which is written with
+    its bits in the rows of `write_mask`.
+    """
+    total = tl.zeros([block_rows, block_outputs], tl.float32)
+    for start in range(0, inputs, block_inputs):
+        k = start + tl.arange(0, block_inputs)
+        a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=row_mask[:, None], other=0.0)
+        if activation == 1:
+            a = _activate(a, tl.load(scale + k)[None, :], tl.load(shift + k)[None, :])
+        if activation == 2:
+            at = x_rows[:, None] * inputs + k[None, :]
+            value = a.to(tl.float32) * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :]
+            value += tl.load(shortcut + at, mask=row_mask[:, None], other=0.0).to(tl.float32)
+            value = tl.where(value <= 0.0, 0.0, value)
+            a = value.to(x.dtype.element_ty)
+            tl.store(activated + at, a, mask=write_mask[:, None])
+            eight = tl.reshape(tl.where(value == 0.0, 0, 1), [block_rows, block_inputs // 8, 8])
+            packed = tl.sum(eight << tl.arange(0, 8)[None, None, :], 2)
+            byte = start // 8 + tl.arange(0, block_inputs // 8)
+            bits_at = x_rows[:, None] * (inputs // 8) + byte[None, :]
+            tl.store(bits + bits_at, packed.to(tl.uint8), mask=write_mask[:, None])
+        b = tl.load(weight + (n[None, :] * inputs + k[:, None] if transposed else k[:, None] * outputs + n[None, :]))
+        total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    scale,
+    shift,
+    shortcut,
+    activated,
+    bits,
+    y,
+    means,
+    squares,
+    rows,
+    inputs,
+    outputs,
+    columns,
+    height,
+    width,
+    full_height,
+    full_width,
+    activation: tl.constexpr,
+    stride: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_inputs: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """Write a tile of the convolution, with the mean and the sum of squared deviations of what is written."""
+    part = tl.program_id(0) // columns
+    n = tl.program_id(0) % columns * block_outputs + tl.arange(0, block_outputs)
+    r = part * block_rows + tl.arange(0, block_rows)
+    x_rows = _strided_rows(r, height, width, full_height, full_width, stride)
+    total = _product(
+        *(x, weight, scale, shift, shortcut, activated, bits, x_rows, r < rows),
+        *(r < tl.where(tl.program_id(0) % columns == 0, rows, 0), n, inputs, outputs),
+        activation,
+        True,
+        block_rows,
+        block_inputs,
+        block_outputs,
+    )
+    mask = (r < rows)[:, None]
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + r.to(tl.int64)[:, None] * outputs + n[None, :], rounded, mask=mask)
+    value = rounded.to(tl.float32)
+    mean = tl.sum(tl.where(mask, value, 0.0), 0) / tl.minimum(block_rows, rows - part * block_rows).to(tl.float32)
+    difference = tl.where(mask, value - mean[None, :], 0.0)
+    tl.store(means + part * outputs + n, mean)
+    tl.store(squares + part * outputs + n, tl.sum(difference * difference, 0))
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
+    gradient,
+    weight,
+    second_gradient,
+    x,
+    bits,
+    mean,
+    scale,
+    shift,
+    dx,
+    sums,
+    products,
+    rows,
+    inputs,
+    outputs,
+    columns,
+    height,
+    width,
+    full_height,
+    full_width,
+    relu: tl.constexpr,
+    stride: tl.constexpr,
+    second_stride: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_inputs: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """Write a tile of the gradient of a convolution's input, masked, and its sums: g and g * (x - mean).
+
+    `inputs` and `outputs` are those of this product, that is, the convolution's outputs and inputs. The second
+    gradient is added before the mask if `second_stride` is not 0. It has only the pixels that a convolution of that
+    stride takes.
+    """
+    part = tl.program_id(0) // columns
+    column = tl.program_id(0) % columns
+    n = column * block_outputs + tl.arange(0, block_outputs)
+    r = part * block_rows + tl.arange(0, block_rows)
+    g = _product(
+        *(gradient, weight, scale, shift, gradient, gradient, gradient, r.to(tl.int64), r < rows),
+        *(r < rows, n, inputs, outputs),
+        0,
+        False,
+        block_rows,
+        block_inputs,
+        block_outputs,
+    )
+    mask = (r < rows)[:, None]
+    dx_rows = _strided_rows(r, height, width, full_height, full_width, stride)
+    offsets = dx_rows[:, None] * outputs + n[None, :]
+    if second_stride == 1:
+        g += tl.load(second_gradient + offsets, mask=mask, other=0.0).to(tl.float32)
+    if second_stride > 1:
+        column_of_image, line = r % full_width, r // full_width
+        image, row_of_image = line // full_height, line % full_height
+        taken = (column_of_image % second_stride == 0) & (row_of_image % second_stride == 0)
+        at = (image * height + row_of_image // second_stride).to(tl.int64) * width + column_of_image // second_stride
+        second = second_gradient + at[:, None] * outputs + n[None, :]
+        g += tl.load(second, mask=mask & taken[:, None], other=0.0).to(tl.float32)
+    if relu != 0:
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    if relu == 1:
+        a, b = tl.load(scale + n)[None, :], tl.load(shift + n)[None, :]
+        g = tl.where(value * a + b <= 0.0, 0.0, g)
+    if relu == 2:
+        byte = column * (block_outputs // 8) + tl.arange(0, block_outputs // 8)
+        packed = tl.load(bits + r.to(tl.int64)[:, None] * (outputs // 8) + byte[None, :], mask=mask, other=0)
+        alive = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+        g = tl.where(tl.reshape(alive, [block_rows, block_outputs]) == 0, 0.0, g)
+    rounded = g.to(dx.dtype.element_ty)
+    tl.store(dx + offsets, rounded, mask=mask)
+    if relu != 0:
+        g = rounded.to(tl.float32)  # 0 in rows past the end, whose gradients were loaded as 0
+        tl.store(sums + part * outputs + n, tl.sum(g, 0))
+        tl.store(products + part * outputs + n, tl.sum(g * (value - tl.load(mean + n)[None, :]), 0))
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])  # type: ignore[untyped-decorator]
+def _gemm_merge_kernel(  # type: ignore[no-untyped-def]
+    first_in,
+    second_in,
+    first_out,
+    second_out,
+    rows,
+    tiles,
+    channels,
+    moments: tl.constexpr,
+    tile_rows: tl.constexpr,
+    block_tiles: tl.constexpr,
+    block_channels: tl.constexpr,
+):
+    """Write the sums of a group of tiles, or with `moments` their mean and sum of squared deviations (Chan 1979)."""
+    c = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    t = tl.program_id(0) * block_tiles + tl.arange(0, block_tiles)
+    mask = (t < tiles)[:, None] & (c < channels)[None, :]
+    offsets = t[:, None] * channels + c[None, :]
+    first = tl.load(first_in + offsets, mask=mask, other=0.0)
+    second = tl.load(second_in + offsets, mask=mask, other=0.0)
+    if moments:
+        count = tl.where(t < tiles, tl.minimum(tile_rows, rows - t * tile_rows), 0).to(tl.float32)[:, None]
+        total = tl.sum(first * count, 0) / tl.sum(count, 0)
+        difference = tl.where(mask, first - total[None, :], 0.0)
+        second += count * difference * difference
+    else:
+        total = tl.sum(first, 0)
+    at = tl.program_id(0) * channels + c
+    tl.store(first_out + at, total, mask=c < channels)
+    tl.store(second_out + at, tl.sum(second, 0), mask=c < channels)
+
+
+@triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
+def _gemm_weight_gradient_kernel(  # type: ignore[no-untyped-def]
+    gradient,
+    x,
+    scale,
+    shift,
+    partial,
+    rows,
+    inputs,
+    outputs,
+    chunk,
+    columns,
+    tiles,
+    height,
+    width,
+    full_height,
+    full_width,
+    activated: tl.constexpr,
+    stride: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_inputs: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """Write a tile of the weight gradient, [outputs, inputs], over a chunk of rows."""
+    part = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    k = tile % columns * block_inputs + tl.arange(0, block_inputs)
+    n = tile // columns * block_outputs + tl.arange(0, block_outputs)
+    first = part * chunk
+    last = tl.minimum(first + chunk, rows)
+    if activated:
+        factor, offset = tl.load(scale + k)[None, :], tl.load(shift + k)[None, :]
+    total = tl.zeros([block_outputs, block_inputs], tl.float32)
+    for start in range(first, last, block_rows):
+        r = start + tl.arange(0, block_rows)
+        x_rows = _strided_rows(r, height, width, full_height, full_width, stride)
+        mask = (r < last)[:, None]
+        g = tl.load(gradient + r.to(tl.int64)[:, None] * outputs + n[None, :], mask=mask, other=0.0)
+        a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=mask, other=0.0)
+        if activated:
+            a = _activate(a, factor, offset)  # rows past the end are not 0 now, but those of the gradient are
+        total = tl.dot(tl.trans(g), a, total, input_precision="ieee")
+    tl.store(partial + part.to(tl.int64) * outputs * inputs + n[:, None] * inputs + k[None, :], total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gemm_add_splits_kernel(partial, out, elements, splits, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write the sum of all splits."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    total = tl.zeros([block], tl.float32)
+    source = partial + at
+    for _ in range(splits):
+        total += tl.load(source, mask=at < elements, other=0.0)
+        source += elements
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < elements)
