@@ -8,6 +8,7 @@
 
 pub mod batch;
 mod block;
+mod coefficients;
 mod color;
 pub mod crop;
 pub mod header;

@@ -5,7 +5,7 @@
 #![no_main]
 
 use _native::crop::{Crop, Cropper, Image, Resize, build_index};
-use _native::header;
+use _native::header::{self, Header};
 use _native::index;
 use _native::resample::Filter;
 use libfuzzer_sys::fuzz_target;
@@ -15,7 +15,7 @@ const SIZE: usize = 20;
 fuzz_target!(|input: &[u8]| {
     let Some((choice, file)) = input.split_first_chunk::<8>() else { return };
     let (height, width) = match header::parse(file) {
-        Ok(header) if header.height * header.width <= 1 << 20 => (header.height, header.width),
+        Ok(Header { frame, .. }) if frame.height * frame.width <= 1 << 20 => (frame.height, frame.width),
         _ => return,
     };
     let part = |from: u8, of: usize| usize::from(from) * of / 256;
