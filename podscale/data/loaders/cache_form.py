@@ -81,6 +81,10 @@ def estimate_forms(
     """Return the estimates for pixels and for coefficients; None if no sampled image can be packed.
 
     Images that cannot be packed are kept as pixels in both forms, so they do not count.
+
+    Args:
+        rows: Images that the process may read, int64 [n].
+        limit_bytes: Size of the cache.
     """
     split, decoder = batch_plan.split, CropDecoder(1)
     heights, widths = (split.column(name).astype(np.int64) for name in ("height", "width"))
