@@ -109,6 +109,7 @@ def test_a_full_cache_does_not_grow_and_packs_nothing(kinds, monkeypatch) -> Non
         assert not spy.files
         assert all(loader._images.find(row) is image for row, image in kept.items()), "nothing is evicted"
         assert full <= loader.cached_bytes["decoded"] <= limit
+        assert loader.cached_bytes["decoded"] == sum(image.nbytes for image in loader._images._kept.values())
 
 
 @needs_native

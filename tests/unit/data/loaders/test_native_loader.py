@@ -84,12 +84,13 @@ def test_what_the_extension_refuses_is_counted_by_reason(make_shard_set) -> None
     samples = [Sample(data, 0) for data in (*usual, *progressive, *pngs)]
     samples += [Sample(data, 0, (41, 50)) for data in usual[:4]]
     directory = make_shard_set({"train": samples, "validation": samples[:4]}, shards=1)
-    section = {"max_bad_rate": 1.0}
+    section: dict[str, Any] = {"max_bad_rate": 1.0}
     _, loader = train_and_close(document("native", input=section), directory, 0, 5)
     refusals = loader.native_refusals
     assert (refusals["format"], refusals["data"]) == (12, 0)
     assert 1 <= refusals["size"] <= 4, "some may be substituted before they are decoded"
-    _, loader = train_and_close(document("native", input={**section, "decoded_cache_bytes": 2**40}), directory, 0, 5)
+    section |= {"decoded_cache_bytes": 2**40, "decoded_cache_form": "pixels"}
+    _, loader = train_and_close(document("native", input=section), directory, 0, 5)
     assert loader.native_refusals["format"] == 0, "what is kept is decoded by the reference path anyway"
 
 
