@@ -61,9 +61,10 @@ podscale run digits --runner docker            # each stage in a container of la
     "shard": """```
 podscale shard imagenette --index 3 --of 8     # part 3 of 8, as the pods of an indexed job do
 podscale shard --inspect datasets/FINGERPRINT --verify
+podscale shard my-run.yaml --verify --decode-index   # repairs damaged shards and decode indexes
 ```
 
-`--contact-sheet FOLDER` writes a picture of each split.""",
+`--contact-sheet FOLDER` writes a picture of each split. See [shard sets](../how-to/shard-sets.md).""",
     "collapse": "See [ensemble](../explanation/ensemble.md).",
     "evaluate": """```
 podscale evaluate digits

@@ -10,6 +10,7 @@ from typing import Any
 from podscale.bench.input_rates import InputRow, InputSettings
 from podscale.bench.train_report import REFERENCE_RATES
 from podscale.config import InputSection
+from podscale.data.loaders.decode_index_hint import decode_index_hint
 from podscale.data.shard_set import Split
 from podscale.hardware import find_gpu_chip
 from podscale.util import host_info
@@ -88,6 +89,8 @@ class InputReport:
                 lines.append(
                     f"{row_name(row)}: the extension refused {row.refused:,} images, decoded by the reference."
                 )
+        if found["decode_index_hint"] and any(row.loader == "native" for row in measured):
+            lines.append(f"native: {found['decode_index_hint']}")
         if failed := [row for row in self.rows if row.reason]:
             lines += ["", "Not measured:", "", "| loader | reason |", "|---|---|"]
             lines += [f"| {row_name(row)} | {row.reason.replace('|', '/')} |" for row in failed]
@@ -133,6 +136,7 @@ def describe(
         "kilobytes": float(split.column("size").mean()) / 1000,
         "megapixels": float(pixels.mean()) / 1e6,
         "image_size": section.image_size,
+        "decode_index_hint": decode_index_hint(split, section.crop),
         "interpolation": section.interpolation,
         **asdict(settings),
     }

@@ -29,7 +29,12 @@ def shard(
     workers: Annotated[int, typer.Option(help="Packing processes; 0 = launch.shard_workers.", min=0)] = 0,
     index: Annotated[int, typer.Option("--index", help="Index of this pod's part, from 0.", min=0)] = 0,
     of: Annotated[int, typer.Option("--of", help="Number of parts.", min=1)] = 1,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard again and check its hash.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read every shard again and check its hash; with --inspect its decode index too."
+        ),
+    ] = False,
     inspect: Annotated[
         Path | None,
         typer.Option("--inspect", metavar="DIR", help="Print the contents of a shard set instead of building one."),
@@ -42,7 +47,11 @@ def shard(
     ] = None,
     decode_index: Annotated[
         bool,
-        typer.Option("--decode-index", help="Also write the missing decode indexes of a set that was complete before."),
+        typer.Option(
+            "--decode-index",
+            help="Also write the missing decode indexes of a set that was complete before, and with --verify those "
+            "that are damaged.",
+        ),
     ] = False,
     dedup: Annotated[str | None, typer.Option(help="Short for --set data.dedup=...")] = None,
     resize_short: Annotated[int | None, typer.Option(help="Short for --set data.resize_short=...")] = None,
@@ -73,7 +82,7 @@ def shard(
             return
         _print_shard_set(result)
         if decode_index:
-            _index_shards(config, result, workers or config.launch.shard_workers)
+            _index_shards(config, result, workers or config.launch.shard_workers, verify=verify)
 
 
 @app.command()
@@ -186,22 +195,26 @@ def _print_shard_set(result: "ShardResult") -> None:
     print(f"{result.location}{' (was complete before)' if result.reused else ''}")
 
 
-def _index_shards(config: "RunConfig", result: "ShardResult", workers: int) -> None:
-    """Write the missing decode indexes of a set, and print their size."""
+def _index_shards(config: "RunConfig", result: "ShardResult", workers: int, *, verify: bool) -> None:
+    """Write the missing decode indexes of a set, with `verify` the damaged ones too, and print their size."""
     from podscale.data.sharding.index_shards import index_shards
     from podscale.runs import local_path
 
     if config.data.decode_index is None:
         raise InputError("the document wants no decode index", field="data.decode_index", hint="Set it to 8.")
     progress = ProgressLine(sys.stderr)
-    indexed = index_shards(local_path(result.location), config.data.decode_index, workers=workers, progress=progress)
+    directory, interval = local_path(result.location), config.data.decode_index
+    indexed = index_shards(directory, interval, workers=workers, verify=verify, progress=progress)
     progress.clear()
     size = f"{format_bytes(indexed.index_bytes)}, {indexed.index_bytes / indexed.shard_bytes:.1%} of the shards"
     print(f"decode index: {size}; written for {indexed.written} of {format_count(indexed.shards, 'shard')}")
 
 
 def _inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
-    """Print a summary of a shard set, and write contact sheets; raise PodscaleError if verifying finds damage."""
+    """Print a summary of a shard set, and write contact sheets; raise PodscaleError if verifying finds damage.
+
+    Unusable decode indexes are printed, and are no error: they only cost time.
+    """
     from podscale.data.inspect import inspect_shard_set
 
     progress = ProgressLine(sys.stderr)

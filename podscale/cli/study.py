@@ -103,7 +103,8 @@ def study(
     ] = False,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run directories of the trials.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the results here too, as files to commit; created if missing."),
     ] = None,
     results_only: Annotated[
         bool, typer.Option("--results-only", help="Write the results of the trials so far; run nothing.")
@@ -120,13 +121,20 @@ def study(
     if package.backend != "here":
         _write_package(document, changes, package, cluster)
         return
-    if out is not None and not out.is_dir():
-        raise InputError("the folder does not exist", field="--out", got=str(out))
     from podscale.study.console import StudyOptions, run_study
 
-    run_study(
-        _load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out, results_only)
-    )
+    loaded = _load_study(document, changes)
+    if out is not None and not dry_run:
+        _make_folder(out)
+    run_study(loaded, StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out, results_only))
+
+
+def _make_folder(out: Path) -> None:
+    """Create the folder of the results now, so that an error comes before the first trial."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be created: {error.strerror}", field="--out", got=str(out)) from error
 
 
 def _load_study(document: str, changes: Sequence[str], defaults: "DefaultValues | None" = None) -> "StudyDocument":

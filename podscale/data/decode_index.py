@@ -6,20 +6,28 @@ string. The header has the sha256 of the shard, so that the index of another or 
 string has a checksum of the image's bytes, which the extension compares whenever it uses the string.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from podscale.data.sharding import file_formats
 from podscale.errors import InputError
+
+log = logging.getLogger("podscale.data")
 
 KIND = "decode index"
 VERSION = 1
 SUFFIX = ".decode"
 
 ImageIndex = npt.NDArray[np.uint8]
+CHECKSUM_BYTES = 8
+"""Length of the checksum at the begin of an image's index, bytes."""
+REMEDY = "podscale shard RUN --verify --decode-index"
+"""Command that writes damaged indexes again, whatever the damage."""
 NO_INDEX: ImageIndex = np.empty(0, dtype=np.uint8)
 """Decode index of an image that has none."""
 
@@ -46,24 +54,54 @@ class DecodeIndex:
         Raises InputError if the file is damaged, of another version, or of another shard.
         """
         path = decode_index_path(shard)
-        if not path.exists():
-            return None
-        header, columns = file_formats.read_columns(path, KIND)
         try:
-            version, of_shard, interval = header["version"], header["shard_sha256"], int(header["interval"])
-            index = cls(interval, columns)
-            is_sound = version == VERSION and len(index) == images and index._has_sound_ends()
+            raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise _unusable(str(path), f"cannot be read: {error}") from error
+        return cls.parse(raw, sha256, images, str(path))
+
+    @classmethod
+    def read_if_usable(cls, shard: Path, sha256: str, images: int) -> "DecodeIndex | None":
+        """Read the index of a shard as `read` does; None and a warning if it is not usable, as it only saves time."""
+        try:
+            return cls.read(shard, sha256, images)
+        except InputError as error:
+            log.warning("decoding without an index: %s", error)
+            return None
+
+    @classmethod
+    def parse(cls, raw: npt.NDArray[np.uint8], sha256: str, images: int, where: str) -> "DecodeIndex":
+        """Return the index in a file's bytes; raises InputError as `read` does.
+
+        Args:
+            raw: uint8 [bytes], content of the file.
+            where: Path or URL of the file, for the error.
+        """
+        try:
+            header, columns = file_formats.parse_columns(raw, KIND, where)
+        except InputError as error:
+            raise _unusable(where, error.problem) from error
+        if (version := header.get("version")) != VERSION:
+            raise _unusable(where, f"of version {version}; this Podscale reads version {VERSION}")
+        if header.get("shard_sha256") != sha256:
+            raise _unusable(where, "the decode index of another shard")
+        try:
+            index = cls(int(header["interval"]), columns)
+            is_sound = index._has_sound_ends()
         except (KeyError, TypeError, ValueError):
             is_sound = False
         if not is_sound:
-            raise _unusable(path, f"not a decode index of version {VERSION} for {images} images")
-        if of_shard != sha256:
-            raise _unusable(path, "the decode index of another shard")
+            raise _unusable(where, "damaged: its header or the lengths of its entries are wrong")
+        if len(index) != images:
+            raise _unusable(where, f"has {len(index)} images, and the shard has {images}")
         return index
 
     def _has_sound_ends(self) -> bool:
         begins = [0, *self._ends]
-        return begins == sorted(begins) and begins[-1] == len(self._text)
+        is_typed = self._text.dtype == np.uint8 and isinstance(begins[-1], int)
+        return is_typed and begins == sorted(begins) and begins[-1] == len(self._text)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -72,6 +110,12 @@ class DecodeIndex:
         """Return the index of an image by its number in the shard."""
         index: ImageIndex = self._text[self._ends[number - 1] if number else 0 : self._ends[number]]
         return index
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of each image's index, int64 [images]."""
+        ends = np.array([0, *self._ends], dtype=np.int64)
+        return ends[1:] - ends[:-1]
 
     @property
     def size(self) -> int:
@@ -85,5 +129,12 @@ def write_decode_index(shard: Path, sha256: str, interval: int, images: Sequence
     file_formats.write_columns(decode_index_path(shard), header, file_formats.pack_byte_strings("image", images))
 
 
-def _unusable(path: Path, problem: str) -> InputError:
-    return InputError(problem, field=str(path), hint="Run `podscale shard --decode-index` to write it again.")
+def is_index_of(index: ImageIndex, record: npt.NDArray[np.uint8]) -> bool:
+    """Return True if an image's index has the checksum of itself and of the encoded image `record`, uint8 [bytes]."""
+    rest = xxhash.xxh3_64_intdigest(index[CHECKSUM_BYTES:].data)
+    found = int.from_bytes(index[:CHECKSUM_BYTES].tobytes(), "little")
+    return len(index) > CHECKSUM_BYTES and found == xxhash.xxh3_64_intdigest(record.data, seed=rest)
+
+
+def _unusable(where: str, problem: str) -> InputError:
+    return InputError(problem, field=where, hint=f"`{REMEDY}` writes it again.")

@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
+from podscale.data.decode_index import REMEDY
+from podscale.data.decode_index_check import (
+    DecodeIndexStatistics,
+    DecodeIndexVerification,
+    decode_index_statistics,
+    verify_decode_indexes,
+)
 from podscale.data.index import JPEG, ImageFlag
 from podscale.data.manifest import verify_shard_set as verify_files
 from podscale.data.shard_set import ShardSet, Split
 from podscale.data.sharding.merge_records import DUPLICATES_FILE, REJECTS_FILE
-from podscale.util.formatting import format_bytes
+from podscale.util.formatting import format_bytes, format_count
 from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 MAX_EXAMPLES = 20
@@ -36,11 +43,12 @@ class SplitStatistics:
     image_bytes: dict[str, int]
     width: dict[str, int]
     height: dict[str, int]
+    decode_index: DecodeIndexStatistics
 
 
 @dataclass(frozen=True)
 class ShardSetSummary:
-    """Summary of a shard set; `damage` is None if nothing was verified."""
+    """Summary of a shard set; `damage` and `decode_indexes` are None if nothing was verified."""
 
     directory: str
     source: str
@@ -51,6 +59,7 @@ class ShardSetSummary:
     duplicates: dict[str, int]
     duplicate_examples: list[dict[str, Any]]
     damage: list[str] | None
+    decode_indexes: DecodeIndexVerification | None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=True)
@@ -64,10 +73,14 @@ class ShardSetSummary:
 def inspect_shard_set(
     directory: Path, *, verify: bool = False, progress: ProgressCallback = ignore_progress
 ) -> ShardSetSummary:
-    """Summarise a complete local shard set; with `verify`, read every shard and check its hash."""
+    """Summarise a complete local shard set; with `verify`, read every shard and check its hash and its decode index."""
     shard_set = ShardSet.open(directory)
     manifest = shard_set.manifest
-    damage = [str(entry) for entry in verify_files(directory, manifest, progress)] if verify else None
+    damage, decode_indexes = None, None
+    if verify:
+        damage = verify_files(directory, manifest, progress)
+        files = {entry.file for entry in damage}
+        decode_indexes = verify_decode_indexes(shard_set, damaged=files, progress=progress)
     return ShardSetSummary(
         directory=str(directory),
         source=str(manifest.options["source"]),
@@ -77,7 +90,8 @@ def inspect_shard_set(
         reject_examples=_first_lines(directory / REJECTS_FILE),
         duplicates=manifest.duplicates,
         duplicate_examples=_first_lines(directory / DUPLICATES_FILE),
-        damage=damage,
+        damage=None if damage is None else [str(entry) for entry in damage],
+        decode_indexes=decode_indexes,
     )
 
 
@@ -96,6 +110,7 @@ def _split_statistics(shard_set: ShardSet, name: str) -> SplitStatistics:
         image_bytes=_quantiles(split, "size"),
         width=_quantiles(split, "width"),
         height=_quantiles(split, "height"),
+        decode_index=decode_index_statistics(split, summary.shards),
     )
 
 
@@ -123,6 +138,7 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
             yield f"  {label:<12} {spread['smallest']:,} .. {spread['median']:,} (median) .. {spread['largest']:,}"
         kinds = {**{kind: n for kind, n in split.formats.items() if n}, **split.flags}
         yield "  of them      " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        yield "  decode index " + split.decode_index.to_text(split.shards, split.images)
         yield from _histogram(split.classes)
     yield ""
     yield f"rejects: {_format_counts(summary.rejects)}"
@@ -135,6 +151,21 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
     if summary.damage is not None:
         yield f"verified: {'all files match the manifest' if not summary.damage else 'DAMAGED'}"
         yield from (f"  {entry}" for entry in summary.damage)
+    if summary.decode_indexes is not None:
+        yield from _verification_lines(summary.decode_indexes)
+
+
+def _verification_lines(found: DecodeIndexVerification) -> Iterator[str]:
+    if not found.damage and not found.images:
+        return
+    checked = f"{format_count(found.images, 'image')} with the right checksum, {found.decoded:,} decoded and compared"
+    if not found.damage:
+        yield f"decode indexes: {checked}"
+        return
+    files = len({entry.file for entry in found.damage})
+    yield f"decode indexes: {checked}; UNUSABLE in {format_count(files, 'shard')}"
+    yield from (f"  {entry}" for entry in found.damage)
+    yield f"  Such images are decoded without an index: more slowly, with the same pixels. `{REMEDY}` writes it again."
 
 
 def _histogram(classes: dict[str, int]) -> Iterator[str]:

@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from podscale.data.decode_index import DecodeIndex
+from podscale.data.manifest import Shard
 from podscale.data.shard_set import ShardMapper
 from podscale.errors import InputError, PodscaleError
 from podscale.util.formatting import format_bytes
@@ -90,6 +92,9 @@ class MemoryCache:
             )
             self._backing.prefetch(rest)
         threading.Thread(target=self._load_all, args=(chosen,), name="podscale-records", daemon=True).start()
+
+    def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
+        return self._backing.decode_index(path, shard)
 
     def _reserve(self, path: Path) -> bool:
         size = self._backing.size(path)

@@ -9,21 +9,19 @@ Processes synchronise by file locks, which the kernel releases when the process 
 - `<cache>/lock`, exclusive, while space is freed and reserved.
 
 A download is renamed to the shard once its sha256 matches the manifest. The modification time is the last use; the
-least recently used shards are evicted first.
+least recently used shards are evicted first. Decode indexes count towards the limit, and are evicted like shards.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import logging
 import os
 import tempfile
 import threading
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +29,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from podscale.data.cached_shards import CachedShardMapper
+from podscale.data.decode_index import SUFFIX
+from podscale.data.file_locks import file_lock, is_same_file, remove_unused
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
@@ -38,9 +39,7 @@ from podscale.data.shard_set import ShardSet, map_file
 from podscale.errors import InputError, PodscaleError
 from podscale.util.files import write_atomically
 
-log = logging.getLogger("podscale.data.sharding")
-
-_MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
+_EVICTABLE = (".tar", SUFFIX)  # endings of the files that the cache may remove
 
 
 class ShardCache:
@@ -63,11 +62,14 @@ class ShardCache:
                 f"cannot create the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
             ) from error
 
-    def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
+    def open(self, location: str, memory_bytes: int = 0, *, with_indexes: bool = False) -> ShardSet:
         """Open the shard set at a URL: download its small files now, its shards when they are read.
 
-        The first shards that fit into `memory_bytes` are kept in this process's memory (see `MemoryCache`). Raises
-        InputError if there is no complete shard set.
+        Raises InputError if there is no complete shard set.
+
+        Args:
+            memory_bytes: Size of the first shards that are kept in this process's memory (see `MemoryCache`).
+            with_indexes: Download the decode index of each shard too, if it has one.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -84,7 +86,7 @@ class ShardCache:
         except (PermissionError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the shard set: {error}", field=location) from error
         write_atomically(directory / MANIFEST_FILE, text)
-        shards = CachedShardMapper(self, remote, directory, manifest)
+        shards = CachedShardMapper(self, remote, directory, manifest, with_indexes=with_indexes)
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
@@ -96,7 +98,7 @@ class ShardCache:
                 return None
             with file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below keeps the file open, and with it the lock
-                if not _is_same_file(file, path):
+                if not is_same_file(file, path):
                     continue  # evicted between open and lock
                 if os.fstat(file.fileno()).st_size != shard.bytes:
                     path.unlink(missing_ok=True)  # truncated, as after a crash of the node
@@ -106,13 +108,26 @@ class ShardCache:
 
     def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
         """Download one shard to `path`. Returns False if there is no space for it and `evict` is off."""
+        return self._write(
+            path,
+            shard.bytes,
+            lambda file: remote.copy(name, shard.bytes, shard.sha256, partial(_write_at, file)),
+            evict=evict,
+        )
+
+    def write_if_space(self, path: Path, content: bytes) -> bool:
+        """Write a file beside the shards. Returns False if there is no space for it; evicts nothing."""
+        return self._write(path, len(content), lambda file: file.write(content), evict=False)
+
+    def _write(self, path: Path, size: int, fill: Callable[[BinaryIO], object], *, evict: bool) -> bool:
+        """Write a file of `size` bytes through a part. Returns False if there is no space for it and `evict` is off."""
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-        file = self._reserve(part, shard.bytes, evict=evict)
+        file = self._reserve(part, size, evict=evict)
         if file is None:
             return False
         try:
             with file:
-                remote.copy(name, shard.bytes, shard.sha256, partial(_write_at, file))
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(path)
@@ -156,105 +171,19 @@ class ShardCache:
             time.sleep(0.1)
 
     def _free_space(self, size: int, *, evict: bool) -> bool:
-        """Remove leftover parts and, if `evict`, unused shards. Returns True if `size` bytes fit then."""
+        """Remove leftover parts and, if `evict`, unused files. Returns True if `size` bytes fit then."""
         for part in self.directory.glob("*/*/*.part"):
-            _remove_unused(part)
-        shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
-        used = sum(size for _, size, _ in shards) + sum(
+            remove_unused(part)
+        files = sorted(entry for ending in _EVICTABLE for entry in _file_sizes(self.directory.glob(f"*/*/*{ending}")))
+        used = sum(size for _, size, _ in files) + sum(
             size for _, size, _ in _file_sizes(self.directory.glob("*/*/*.part"))
         )
-        for _, freed, path in shards:
+        for _, freed, path in files:
             if used + size <= self.limit_bytes or not evict:
                 break
-            if _remove_unused(path):
+            if remove_unused(path):
                 used -= freed
         return used + size <= self.limit_bytes
-
-
-class CachedShardMapper:
-    """Memory mapping of the shards of one remote set; missing shards are downloaded (a `ShardMapper`)."""
-
-    cached_bytes = 0  # all records are in mapped files
-    is_remote = True
-
-    def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
-        self._cache, self._remote = cache, remote
-        self._shards = {
-            directory / split / shard.name: (f"{split}/{shard.name}", shard)
-            for split, summary in manifest.splits.items()
-            for shard in summary.shards
-        }
-        total_bytes = sum(shard.bytes for _, shard in self._shards.values())
-        self._max_maps = len(self._shards) if total_bytes <= cache.limit_bytes else _MAX_MAPPED_SHARDS
-        self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._download_locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
-
-    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a mapped shard. Waits for its download if it is not cached."""
-        with self._lock:
-            if path in self._maps:
-                self._maps.move_to_end(path)
-                return self._maps[path]
-            download_lock = self._download_locks[path]
-        with download_lock:
-            mapped = self._fetch(path)
-        with self._lock:
-            self._maps[path] = mapped
-            while len(self._maps) > self._max_maps:
-                self._maps.popitem(last=False)  # unmapped once no batch refers to it
-        return mapped
-
-    def prefetch(self, paths: Sequence[Path]) -> None:
-        """Download shards in the background while there is free space; skip those that other processes download."""
-        threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
-
-    def is_local(self, path: Path) -> bool:
-        return path.exists()
-
-    def size(self, path: Path) -> int:
-        return self._shards[path][1].bytes
-
-    def read(self, path: Path) -> npt.NDArray[np.uint8]:
-        """Return a copy of a shard, from the cache or else from the store."""
-        name, shard = self._shards[path]
-        mapped = self._cache.map_if_cached(path, shard)
-        if mapped is not None:
-            return mapped.copy()
-        content = np.empty(shard.bytes, dtype=np.uint8)
-        self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
-        return content
-
-    def _fetch(self, path: Path) -> npt.NDArray[np.uint8]:
-        name, shard = self._shards[path]
-        while (mapped := self._cache.map_if_cached(path, shard)) is None:
-            with file_lock(path.with_name(path.name + ".lock")):
-                if not path.exists():
-                    self._cache.download(self._remote, name, path, shard, evict=True)
-        return mapped
-
-    def _prefetch(self, paths: list[Path]) -> None:
-        for path in paths:
-            name, shard = self._shards[path]
-            try:
-                with file_lock(path.with_name(path.name + ".lock"), wait=False):
-                    if path.exists():
-                        continue
-                    if not self._cache.download(self._remote, name, path, shard, evict=False):
-                        return
-            except BlockingIOError:
-                continue
-            except (PodscaleError, OSError) as error:
-                log.warning("%s: prefetching stopped: %s", path.name, error)  # the next read raises it again
-                return
-
-
-@contextmanager
-def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file. Without `wait`, raises BlockingIOError if another process holds it."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
@@ -277,36 +206,12 @@ def _write_at(file: BinaryIO, offset: int, block: bytes) -> None:
     file.write(block)
 
 
-def _set_at(content: memoryview, offset: int, block: bytes) -> None:
-    content[offset : offset + len(block)] = block
-
-
-def _remove_unused(path: Path) -> bool:
-    """Remove a file unless a process locks it. Returns True if it is gone."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if not _is_same_file(file, path):
-            return False  # evicted by another process, and downloaded again
-        path.unlink()
-    return True
-
-
 def _file_sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
     """Yield (modification time, bytes, path) of the files that still exist."""
     for path in paths:
         with suppress(FileNotFoundError):
             stat = path.stat()
             yield stat.st_mtime, stat.st_size, path
-
-
-def _is_same_file(file: BinaryIO, path: Path) -> bool:
-    """Return True if `path` still names the open file."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
 
 
 def _default_directory() -> Path:

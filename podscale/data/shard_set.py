@@ -1,7 +1,6 @@
 """Reader of a shard set: memory-mapped tars, zero-copy records. podscale.data.node_cache downloads remote shards."""
 
 import json
-import logging
 import mmap
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,8 +15,6 @@ from podscale.data.decode_index import NO_INDEX, DecodeIndex, ImageIndex
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest, classes_sha256
 from podscale.errors import InputError
 
-log = logging.getLogger("podscale.data")
-
 _READ_BYTES = 8 * 2**20  # size of one read, bytes
 
 
@@ -27,6 +24,10 @@ class ShardMapper(Protocol):
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
 
     def prefetch(self, paths: Sequence[Path]) -> None: ...
+
+    def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
+        """Return the decode index of a shard, now or after its download; None if it has none, or no usable one."""
+        ...
 
     @property
     def cached_bytes(self) -> int:
@@ -47,6 +48,7 @@ class LocalShardMapper:
 
     def __init__(self) -> None:
         self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+        self._indexes: dict[Path, DecodeIndex | None] = {}
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         mapped = self._maps.get(path)
@@ -61,6 +63,11 @@ class LocalShardMapper:
 
     def prefetch(self, paths: Sequence[Path]) -> None:
         """Do nothing: the shards are local."""
+
+    def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
+        if path not in self._indexes:
+            self._indexes[path] = DecodeIndex.read_if_usable(path, shard.sha256, shard.count)
+        return self._indexes[path]
 
     def is_local(self, path: Path) -> bool:
         return True
@@ -116,7 +123,6 @@ class Split:
         self._first_rows = np.searchsorted(columns["shard"], np.arange(len(shards_of_split)))
         self._paths = [self.directory / name for name in self.shard_names]
         self._shards = shards or LocalShardMapper()
-        self._decode_indexes: dict[int, DecodeIndex | None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -145,21 +151,17 @@ class Split:
 
     def decode_indexes(self, rows: npt.NDArray[np.int64]) -> list[ImageIndex]:
         """Return the decode index of each of `rows`, int64 [n]; `NO_INDEX` for one that has none."""
-        shards = self._columns["shard"][rows]
-        numbers = self._rows[rows] - self._first_rows[shards]
-        found = zip(shards.tolist(), numbers.tolist(), strict=True)
-        return [NO_INDEX if (own := self._decode_index(shard)) is None else own[number] for shard, number in found]
+        found = zip(self._columns["shard"][rows].tolist(), self.numbers_in_shard(rows).tolist(), strict=True)
+        return [NO_INDEX if (own := self.decode_index(shard)) is None else own[number] for shard, number in found]
 
-    def _decode_index(self, shard: int) -> DecodeIndex | None:
-        """Return the decode index of a shard; None if it has none, or one that is not usable."""
-        if shard not in self._decode_indexes:
-            self._decode_indexes[shard] = None
-            of_split = self._shards_of_split[shard]
-            try:
-                self._decode_indexes[shard] = DecodeIndex.read(self._paths[shard], of_split.sha256, of_split.count)
-            except InputError as error:  # it only saves time
-                log.warning("decoding without an index: %s", error)
-        return self._decode_indexes[shard]
+    def numbers_in_shard(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number of each of `rows` in its shard, with dropped images counted; both int64 [n]."""
+        numbers: npt.NDArray[np.int64] = self._rows[rows] - self._first_rows[self._columns["shard"][rows]]
+        return numbers
+
+    def decode_index(self, shard: int) -> DecodeIndex | None:
+        """Return the decode index of a shard by its number; None if it has none, or no usable one."""
+        return self._shards.decode_index(self._paths[shard], self._shards_of_split[shard])
 
     @property
     def is_remote(self) -> bool:

@@ -12,6 +12,8 @@ from PIL import Image
 
 from podscale.config.run_config import RunConfig
 from podscale.data import native
+from podscale.data.decode_index import write_decode_index
+from podscale.data.index import JPEG
 from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import (
     build_evaluation_loader,
@@ -29,6 +31,8 @@ ON_CPU = "native" if native.is_installed() else "reference"
 """Loader that `auto` takes on CPUs."""
 NATIVE = pytest.param("native", marks=needs_native)
 needs_dali = pytest.mark.skipif(not is_dali_installed(), reason="DALI is not installed (Linux x86-64 only)")
+ANY_SIZE = 10**6
+"""Percent that no decode index has."""
 loaders = pytest.mark.parametrize("loader", ["reference", NATIVE, pytest.param("dali", marks=needs_dali), "nvjpeg"])
 
 
@@ -94,6 +98,26 @@ def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 
         batches += loader.batches(0, evaluation_steps(len(split), world, config.evaluate.batch))
         loader.close()
     return batches
+
+
+def add_indexes(directory: Path, interval: int = 2, *, damage: bool = False) -> int:
+    """Write the indexes of a set, with a damaged entry in each if asked for. Returns the number of images with one."""
+    shard_set, count = ShardSet.open(directory), 0
+    for name, summary in shard_set.manifest.splits.items():
+        split = shard_set.split(name)
+        for number, shard in enumerate(summary.shards):
+            rows = np.flatnonzero(split.column("shard") == number)
+            images = [
+                native.build_decode_index(split.read(row), interval, max_percent=ANY_SIZE)
+                if split.column("format")[row] == JPEG
+                else b""
+                for row in rows.tolist()
+            ]
+            count += sum(map(bool, images))
+            if damage:
+                images = [image[:-1] + bytes([image[-1] ^ 1]) if image else image for image in images]
+            write_decode_index(split.directory / shard.name, shard.sha256, interval, images)
+    return count
 
 
 def by_key(batches: list[Any]) -> dict[tuple[int, int], np.ndarray]:

@@ -72,7 +72,8 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
                 tar.addfile(label, io.BytesIO(str(sample.label).encode()))
                 height, width = sample.size or image_size(sample.image)
                 values = (key, offset, len(sample.image), shard, sample.label, height, width)
-                values += (index.PNG if png else index.JPEG, 0)
+                is_progressive = not png and b"\xff\xc2" in sample.image[:1000]  # marker of such a frame
+                values += (index.PNG if png else index.JPEG, index.ImageFlag.PROGRESSIVE if is_progressive else 0)
                 for column, value in zip(index.INDEX_COLUMNS, values, strict=True):
                     rows[column].append(value)
         content = (directory / name).read_bytes()

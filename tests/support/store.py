@@ -24,6 +24,8 @@ class Store:
     """Of the client, seconds: what a slow answer exceeds."""
     faults: dict[tuple[str, str], int] = field(default_factory=dict)
     bytes_sent: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    """Requests by file name, also those of missing files."""
     lock: Any = field(default_factory=threading.Lock)
 
     def fault(self, path: str) -> str | None:
@@ -45,6 +47,8 @@ def serve(root: Path) -> Iterator[Store]:
 
         def do_GET(self) -> None:
             path = root / self.path.lstrip("/")
+            with served.lock:
+                served.requests[path.name] += 1
             if not path.is_file():
                 self.send_error(404)
                 return

@@ -45,7 +45,8 @@ def build_loader(
     split.prefetch(rows)
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
-    return _make_loader(config, requests, guard, device, rows_to_keep=rows)
+    hints = ranks.start == 0 and not config.input.decoded_cache_bytes
+    return _make_loader(config, requests, guard, device, rows_to_keep=rows, hints=hints)
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
@@ -113,7 +114,8 @@ def _is_nvjpeg_available(device: str) -> bool:
 def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     """Open the shard set at a path, or at an fsspec URL through the node-local cache.
 
-    Up to input.record_cache_bytes of it are kept in memory. Raises InputError if there is no complete shard set.
+    Up to input.record_cache_bytes of it are kept in memory. The cache has the decode indexes too if the loader `native`
+    may run. Raises InputError if there is no complete shard set.
     """
     from podscale.data.memory_cache import MemoryCache
     from podscale.data.node_cache import ShardCache
@@ -122,7 +124,10 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     memory = config.input.record_cache_bytes
     if (directory := Location.parse(location).local_path) is not None:
         return ShardSet.open(directory, MemoryCache(LocalShardMapper(), memory) if memory else None)
-    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
+    with_indexes = config.input.loader in ("auto", "native") and native.is_available()
+    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(
+        location, memory, with_indexes=with_indexes
+    )
 
 
 def _make_loader(
@@ -132,6 +137,7 @@ def _make_loader(
     device: str,
     *,
     rows_to_keep: npt.NDArray[np.int64] | None = None,
+    hints: bool = False,
 ) -> Loader:
     """Return a loader; `rows_to_keep` has the images that the decoded cache may keep, None: there is no such cache."""
     settings = config.input
@@ -161,10 +167,13 @@ def _make_loader(
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
     from podscale.data.loaders.batch_memory import image_allocator
     from podscale.data.loaders.cache_form import choose_cache_form
+    from podscale.data.loaders.decode_index_hint import decode_index_hint
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
     if name == "native":
+        if hints and (hint := decode_index_hint(batch_plan.split, config.input.crop)):
+            log.info("%s", hint)
         form = settings.decoded_cache_form
         if rows_to_keep is not None and decoded_bytes and form == "auto":
             form = choose_cache_form(batch_plan, rows_to_keep, decoded_bytes)

@@ -48,6 +48,21 @@ def read_columns(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, npt.N
     """Return header and memory-mapped columns; raises InputError if it is no column file of `kind` or is truncated."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise _unreadable(str(path), error) from error
+    return parse_columns(raw, kind, str(path))
+
+
+def parse_columns(
+    raw: npt.NDArray[np.uint8], kind: str, where: str
+) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return header and columns of a column file; raises InputError as `read_columns` does.
+
+    Args:
+        raw: uint8 [bytes], content of the file.
+        where: Path or URL of the file, for the error.
+    """
+    try:
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
         if magic != COLUMN_FILE_MAGIC:
             raise ValueError("not a column file")
@@ -63,11 +78,13 @@ def read_columns(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, npt.N
                 raise ValueError("it is truncated")
             columns[name] = raw[offset:end].view(dtype)
             offset = end
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise InputError(
-            f"cannot be read: {error}", field=str(path), hint="Delete it and run `podscale shard` again."
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, struct.error) as error:  # dtypes are parsed
+        raise _unreadable(where, error) from error
     return header, columns
+
+
+def _unreadable(where: str, error: Exception) -> InputError:
+    return InputError(f"cannot be read: {error}", field=where, hint="Delete it and run `podscale shard` again.")
 
 
 def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:

@@ -36,12 +36,18 @@ class _ShardToIndex:
 
 
 def index_shards(
-    directory: Path, interval: int, *, workers: int = 0, progress: ProgressCallback = ignore_progress
+    directory: Path,
+    interval: int,
+    *,
+    workers: int = 0,
+    verify: bool = False,
+    progress: ProgressCallback = ignore_progress,
 ) -> IndexedShards:
     """Write the missing decode indexes of a complete local shard set, with an entry at every `interval`-th MCU.
 
     Args:
         workers: threads; 0 for one per CPU.
+        verify: compare the existing indexes with the images, and write those again that differ in an entry.
 
     Raises:
         InputError: The extension is not installed, or the set is incomplete or cannot be written.
@@ -57,7 +63,9 @@ def index_shards(
     tasks = list(_shards(shard_set))
     with explain_write_errors(directory), ThreadPoolExecutor(workers or host_info.cpu_count()) as pool:
         results = []
-        for task, (is_new, size) in zip(tasks, pool.map(lambda task: _index(task, interval), tasks), strict=True):
+        for task, (is_new, size) in zip(
+            tasks, pool.map(lambda task: _index(task, interval, verify), tasks), strict=True
+        ):
             ticker.add(task.shard.count, task.shard.bytes)
             results.append((is_new, size))
     ticker.close()
@@ -75,13 +83,15 @@ def _shards(shard_set: ShardSet) -> Iterator[_ShardToIndex]:
             yield _ShardToIndex(shard_set.directory / name / shard.name, shard, list(zip(*records, strict=True)))
 
 
-def _index(task: _ShardToIndex, interval: int) -> tuple[bool, int]:
+def _index(task: _ShardToIndex, interval: int, verify: bool) -> tuple[bool, int]:
     """Write the index of a shard unless it is there. Returns if it was written, and its bytes."""
     try:
         found = DecodeIndex.read(task.path, task.shard.sha256, len(task.records))
     except InputError:
         found = None
-    if found is not None and found.interval == interval:
+    if found is not None and found.interval != interval:
+        found = None
+    if found is not None and not verify:
         return False, found.size
     with task.path.open("rb") as file:
         content = map_file(file)
@@ -89,5 +99,7 @@ def _index(task: _ShardToIndex, interval: int) -> tuple[bool, int]:
         native.build_decode_index(content[offset : offset + size], interval) if kind == index.JPEG else b""
         for offset, size, kind in task.records
     ]
+    if found is not None and all(found[number].tobytes() == image for number, image in enumerate(images)):
+        return False, found.size
     write_decode_index(task.path, task.shard.sha256, interval, images)
     return True, sum(map(len, images)) + 8 * len(images)

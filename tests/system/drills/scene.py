@@ -38,7 +38,7 @@ launch: {{processes: 2, max_restarts: 50, grace_seconds: 60, hang_seconds: 60, t
 """
 )
 DISK = "80m"
-TIMEOUT_SECONDS = 900.0
+TIMEOUT_SECONDS = 240.0
 """Time limit for any event on a loaded machine, seconds."""
 LOOK_SECONDS = 0.25
 CADENCE = ScrapeIntervals(scrape_seconds=1, evaluation_seconds=1)

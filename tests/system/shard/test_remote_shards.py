@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from podscale.data import native
+from podscale.data.decode_index import SUFFIX
 from tests.support.commands import set_options
 
 OPTIONS = [
@@ -62,6 +64,9 @@ def test_a_run_on_remote_shards(served: tuple[str, Path], tmp_path: Path) -> Non
     assert not (elsewhere / "datasets").exists()
     shards = sorted(path.name for path in directory.glob("*/*.tar"))
     assert sorted(path.name for path in (tmp_path / "cache").rglob("*.tar")) == shards
+    indexes = sorted(path.name for path in directory.glob(f"*/*{SUFFIX}"))
+    assert sorted(path.name for path in (tmp_path / "cache").rglob(f"*{SUFFIX}")) == indexes
+    assert bool(indexes) == native.is_installed()
 
 
 def test_no_set_at_the_given_place(tmp_path: Path) -> None:

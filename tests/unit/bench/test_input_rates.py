@@ -130,6 +130,7 @@ def report(need: float = 7000.0, device: str = "cpu", *rows: InputRow) -> InputR
         "command": "podscale bench input", "date": "2026-11-28", "cores": 16, "cpu": "a CPU", "gpus": ["NVIDIA H100"],
         "load_average": 0.1, "versions": {"numpy": "2"}, "images": 500, "kilobytes": 110.0, "megapixels": 0.2,
         "image_size": 224, "interpolation": "bilinear", "batch": 256, "seconds": 1.0, "rounds": 3, "device": device,
+        "decode_index_hint": "",
     }  # fmt: skip
     return InputReport(conditions, NeededRate(need, "a source"), rows)
 

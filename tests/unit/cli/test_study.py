@@ -30,15 +30,15 @@ def test_a_plan_lists_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.
     assert re.search(r"estimate: 2:00 .*\b1 job\b", output)
     assert re.search(r"LEFT OUT .*\b16 trials", output)
     assert re.search(r"further seeds: 2, 3\b", output)
+    assert main(["study", "digits-large-batch", *options, "--out", str(tmp_path / "out")]) == ExitCode.DONE
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
 def test_results_of_the_records_so_far_are_written_without_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document, out = tmp_path / "s.yaml", tmp_path / "out"
+    document, out = tmp_path / "s.yaml", tmp_path / "new" / "out"
     document.write_text(f"name: s\nrun: digits\nset: {{run.workspace: {tmp_path}/w}}\nseeds: [1, 2]\n")
-    out.mkdir()
     study = read_study(document, {}, presets.resolve_preset)
     trial, _ = TrialGrid(study).due_trials(lambda key: None)
     RecordStore(f"{tmp_path}/w").add(TrialRecord(trial.key, "done", {}, 1, top1=0.75, loss=1.0))
@@ -54,7 +54,7 @@ def test_results_of_the_records_so_far_are_written_without_a_run(
     [
         (["digits-larg-batch"], "digits-larg-batch", ["digits-large-batch"]),
         (["digits-nlcg", "--backend", "kpf"], "--backend", ["kpf", "here", "kfp"]),
-        (["digits-nlcg", "--out", "/not/there"], "--out", ["/not/there"]),
+        (["digits-nlcg", "--out", f"{__file__}/out"], "--out", ["cannot be created", f"{__file__}/out"]),
         (["digits-nlcg", "--dry-run", "--trials", "3"], "--trials", ["here", "katib"]),
         (["digits-nlcg", "--dry-run", "-o", "s.yaml"], "--output", ["here", "kfp or --backend katib"]),
         (["digits-nlcg", "--dry-run", "--namespace", "a"], "--namespace", ["here", "kfp"]),

@@ -13,12 +13,19 @@ import xxhash
 from podscale.data.crop import CropParams
 from podscale.data.decode import Pixels
 from podscale.data.decode_index import DecodeIndex, decode_index_path, write_decode_index
-from podscale.data.index import JPEG
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.native import REASONS, CropDecoder, build_decode_index
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
-from tests.support.loading import assert_same_batches, document, evaluate, needs_native, train_and_close
+from tests.support.loading import (
+    ANY_SIZE,
+    add_indexes,
+    assert_same_batches,
+    document,
+    evaluate,
+    needs_native,
+    train_and_close,
+)
 from tests.support.shard_set import encode_image, smooth_pixels
 from tests.unit.data.test_native import (
     PORTABLE,
@@ -34,8 +41,6 @@ from tests.unit.data.test_native import (
 
 pytestmark = needs_native
 
-ANY_SIZE = 10**6
-"""Percent that no index has."""
 INDEX = next(number for number, reason in REASONS.items() if reason == "index")
 
 
@@ -180,26 +185,6 @@ def test_garbage_before_a_restart_marker() -> None:
     assert len(dense_index(as_record(data), 2)) > 0
 
 
-def add_indexes(directory: Path, interval: int = 2, *, damage: bool = False) -> int:
-    """Write the indexes of a set, with a damaged entry in each if asked for. Returns the number of images with one."""
-    shard_set, count = ShardSet.open(directory), 0
-    for name, summary in shard_set.manifest.splits.items():
-        split = shard_set.split(name)
-        for number, shard in enumerate(summary.shards):
-            rows = np.flatnonzero(split.column("shard") == number)
-            images = [
-                build_decode_index(split.read(row), interval, max_percent=ANY_SIZE)
-                if split.column("format")[row] == JPEG
-                else b""
-                for row in rows.tolist()
-            ]
-            count += sum(map(bool, images))
-            if damage:
-                images = [image[:-1] + bytes([image[-1] ^ 1]) if image else image for image in images]
-            write_decode_index(split.directory / shard.name, shard.sha256, interval, images)
-    return count
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_batches_are_those_of_the_reference(interpolation, mixed) -> None:
     plain = {"max_bad_rate": 1.0, "interpolation": interpolation}
@@ -248,6 +233,27 @@ def test_an_unusable_file_is_logged_and_not_used(problem, make_shard_set, caplog
     of_first = split.column("shard") == 0
     assert [len(index) > 0 for index in indexes] == (~of_first).tolist()
     assert caplog.text.count("decoding without an index") == 1
+
+
+def test_damaged_bytes_are_an_index_or_one_error(make_shard_set) -> None:
+    """Whatever a store answers: a training must go on without the index."""
+    directory = make_shard_set(shards=1)
+    add_indexes(directory)
+    shard = ShardSet.open(directory).manifest.splits["train"].shards[0]
+    good = decode_index_path(directory / "train" / shard.name).read_bytes()
+    header, generator, refused = good.index(b"\0" * 8, 20), np.random.default_rng(0), 0
+    for _ in range(2000):
+        damaged = bytearray(good)
+        for at in generator.integers(8, header, 2).tolist():
+            damaged[at] = int(generator.choice(list(b'0123456789-.,[]{}"<ufO\0\xff')))
+        raw = np.frombuffer(bytes(damaged), dtype=np.uint8)
+        try:
+            index = DecodeIndex.parse(raw, shard.sha256, shard.count, "a store")
+        except InputError:
+            refused += 1
+        else:
+            assert sum(len(index[number]) for number in range(shard.count)) == index.lengths.sum()
+    assert refused > 1500
 
 
 def test_a_repaired_shard_does_not_use_its_old_index(make_shard_set) -> None:

@@ -117,6 +117,13 @@ def test_the_command_adds_indexes_and_prints_their_size(folder, tmp_path) -> Non
     assert_complete(directory, 8)
     assert "decode index: " in result.stdout
     assert "written for 2 of 2 shards" in result.stdout
+    index = next((directory / "train").glob(f"*{SUFFIX}"))
+    good = index.read_bytes()
+    index.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    for flags, written in (([], 0), (["--verify"], 1), (["--verify"], 0)):
+        result = CliRunner().invoke(app, ["shard", *options, "--decode-index", *flags])
+        assert f"written for {written} of 2 shards" in result.stdout
+    assert index.read_bytes() == good
     refused = CliRunner().invoke(app, ["shard", *options, "--set", "data.decode_index=null", "--decode-index"])
     assert refused.exit_code != 0
     assert "data.decode_index" in str(refused.exception)
@@ -129,3 +136,12 @@ def test_an_index_is_not_read_by_the_reference_loader(folder, tmp_path) -> None:
     assert index is not None
     assert index.interval == 8
     assert len(index) == shard.count
+
+
+def test_completing_a_set_removes_the_indexes_of_an_earlier_plan_only(folder, tmp_path) -> None:
+    build(folder, tmp_path / "set")
+    good = indexes(tmp_path / "set")
+    (tmp_path / "set" / "train" / f"shard-00007-of-00009{SUFFIX}").write_bytes(b"of an earlier plan")
+    (tmp_path / "set" / "manifest.json").unlink()
+    build(folder, tmp_path / "set")
+    assert indexes(tmp_path / "set") == good

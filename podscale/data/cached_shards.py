@@ -1,0 +1,164 @@
+"""Memory mapping of the shards of one remote set, and of their decode indexes, in the node cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data.decode_index import DecodeIndex, decode_index_path
+from podscale.data.file_locks import file_lock
+from podscale.data.manifest import Shard, ShardSetManifest
+from podscale.data.remote_decode_indexes import RemoteDecodeIndexes
+from podscale.data.remote_files import RemoteFiles
+from podscale.errors import PodscaleError
+
+log = logging.getLogger("podscale.data.sharding")
+
+_MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
+
+
+class Cache(Protocol):
+    """Directory of cached shards, `podscale.data.node_cache.ShardCache`."""
+
+    limit_bytes: int
+
+    def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None: ...
+
+    def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool: ...
+
+    def write_if_space(self, path: Path, content: bytes) -> bool: ...
+
+
+class CachedShardMapper:
+    """Memory mapping of the shards of one remote set; missing shards are downloaded (a `ShardMapper`)."""
+
+    cached_bytes = 0  # all records are in mapped files
+    is_remote = True
+
+    def __init__(
+        self,
+        cache: Cache,
+        remote: RemoteFiles,
+        directory: Path,
+        manifest: ShardSetManifest,
+        *,
+        with_indexes: bool = False,
+    ) -> None:
+        self._cache, self._remote = cache, remote
+        self._remote_indexes = RemoteDecodeIndexes(remote, cache.write_if_space) if with_indexes else None
+        self._shards = {
+            directory / split / shard.name: (f"{split}/{shard.name}", shard)
+            for split, summary in manifest.splits.items()
+            for shard in summary.shards
+        }
+        total_bytes = sum(shard.bytes for _, shard in self._shards.values())
+        self._max_maps = len(self._shards) if total_bytes <= cache.limit_bytes else _MAX_MAPPED_SHARDS
+        self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
+        self._indexes: OrderedDict[Path, DecodeIndex | None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._download_locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a mapped shard. Waits for its download if it is not cached."""
+        with self._lock:
+            if path in self._maps:
+                self._maps.move_to_end(path)
+                return self._maps[path]
+            download_lock = self._download_locks[path]
+        with download_lock:
+            mapped = self._fetch(path)
+        with self._lock:
+            self._maps[path] = mapped
+            while len(self._maps) > self._max_maps:
+                self._maps.popitem(last=False)  # unmapped once no batch refers to it
+        return mapped
+
+    def prefetch(self, paths: Sequence[Path]) -> None:
+        """Download shards in the background while there is free space; skip those that other processes download."""
+        threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
+
+    def is_local(self, path: Path) -> bool:
+        return path.exists()
+
+    def size(self, path: Path) -> int:
+        return self._shards[path][1].bytes
+
+    def read(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Return a copy of a shard, from the cache or else from the store."""
+        name, shard = self._shards[path]
+        mapped = self._cache.map_if_cached(path, shard)
+        if mapped is not None:
+            return mapped.copy()
+        content = np.empty(shard.bytes, dtype=np.uint8)
+        self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
+        with file_lock(_lock_path(path)):
+            self._fetch_index(path)
+        return content
+
+    def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
+        with self._lock:
+            if path in self._indexes:
+                self._indexes.move_to_end(path)
+                return self._indexes[path]
+        if not decode_index_path(path).exists():  # evicted, or the shard was cached without it
+            with file_lock(_lock_path(path)):
+                self._fetch_index(path)
+        with suppress(FileNotFoundError):
+            os.utime(decode_index_path(path))  # the last use, for the eviction
+        index = DecodeIndex.read_if_usable(path, shard.sha256, shard.count)
+        if index is None:
+            decode_index_path(path).unlink(missing_ok=True)  # damaged here: the next start downloads it again
+        with self._lock:
+            self._indexes[path] = index
+            while len(self._indexes) > self._max_maps:
+                self._indexes.popitem(last=False)
+        return index
+
+    def _fetch_index(self, path: Path) -> None:
+        """Download the index of a shard, if this set's are wanted; the caller holds the lock of the shard."""
+        if self._remote_indexes is not None:
+            name, shard = self._shards[path]
+            self._remote_indexes.fetch(name, path, shard)
+
+    def _fetch(self, path: Path) -> npt.NDArray[np.uint8]:
+        name, shard = self._shards[path]
+        while (mapped := self._cache.map_if_cached(path, shard)) is None:
+            with file_lock(_lock_path(path)):
+                if not path.exists():
+                    self._cache.download(self._remote, name, path, shard, evict=True)
+                    self._fetch_index(path)
+        return mapped
+
+    def _prefetch(self, paths: list[Path]) -> None:
+        for path in paths:
+            name, shard = self._shards[path]
+            try:
+                with file_lock(_lock_path(path), wait=False):
+                    if path.exists():
+                        continue
+                    if not self._cache.download(self._remote, name, path, shard, evict=False):
+                        return
+                    self._fetch_index(path)
+            except BlockingIOError:
+                continue
+            except (PodscaleError, OSError) as error:
+                log.warning("%s: prefetching stopped: %s", path.name, error)  # the next read raises it again
+                return
+
+
+def _lock_path(shard: Path) -> Path:
+    return shard.with_name(shard.name + ".lock")
+
+
+def _set_at(content: memoryview, offset: int, block: bytes) -> None:
+    content[offset : offset + len(block)] = block

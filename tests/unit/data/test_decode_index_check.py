@@ -1,0 +1,202 @@
+"""Inspection and verification of decode indexes: every damage is found, repaired, and no damage of the set."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from podscale.cli import main
+from podscale.data import native
+from podscale.data.decode_index import REMEDY, DecodeIndex, decode_index_path, write_decode_index
+from podscale.data.decode_index_check import verify_decode_indexes
+from podscale.data.inspect import inspect_shard_set
+from podscale.data.shard_set import ShardSet
+from podscale.data.sharding.build_shard_set import build_shard_set
+from podscale.data.sharding.index_shards import index_shards
+from podscale.errors import ExitCode
+from tests.support.loading import add_indexes, needs_native
+from tests.support.outcomes import assert_error
+from tests.support.shard_set import Sample, encode_image, smooth_pixels
+from tests.unit.data.sharding.test_build_shard_set import section
+
+pytestmark = needs_native
+
+IMAGES = 24
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a set of 24 photographs that are large enough for an index, and a PNG, in two shards or more a split."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for seed in range(IMAGES):
+        path = folder / "images" / ("train", "val")[seed % 3 == 0] / ("cat", "dog")[seed % 2] / f"{seed:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_image(smooth_pixels(seed, 150, 160 + seed), quality=95, subsampling=seed % 3))
+    (path.parent / "a.png").write_bytes(encode_image(smooth_pixels(3, 90, 90), kind="PNG"))
+    build_shard_set(section(folder / "images", shard_bytes=100_000), folder / "set", workers=1)
+    return folder / "set"
+
+
+@pytest.fixture
+def copy(photographs: Path, tmp_path: Path) -> Path:
+    shutil.copytree(photographs, tmp_path / "set")
+    return tmp_path / "set"
+
+
+def first_shard(directory: Path) -> tuple[Path, Any, DecodeIndex]:
+    shard = ShardSet.open(directory).manifest.splits["train"].shards[0]
+    index = DecodeIndex.read(directory / "train" / shard.name, shard.sha256, shard.count)
+    assert index is not None
+    return directory / "train" / shard.name, shard, index
+
+
+def rewrite(directory: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    """Write the index of the first shard with other byte strings."""
+    path, shard, index = first_shard(directory)
+    images = change([index[number].tobytes() for number in range(shard.count)])
+    write_decode_index(path, shard.sha256, index.interval, images)
+
+
+def flip_a_bit(directory: Path) -> None:
+    rewrite(directory, lambda images: [images[0][:-1] + bytes([images[0][-1] ^ 1]), *images[1:]])
+
+
+def swap_two(directory: Path) -> None:
+    rewrite(directory, lambda images: [images[1], images[0], *images[2:]])
+
+
+def forge(directory: Path) -> None:
+    """Write a wrong DC value with a right checksum."""
+    split = ShardSet.open(directory).split("train")
+
+    def forged(images: list[bytes]) -> list[bytes]:
+        rest = bytearray(images[0][8:])
+        rest[5] ^= 1
+        seed = xxhash.xxh3_64_intdigest(bytes(rest))
+        checksum = xxhash.xxh3_64_intdigest(split.read(0).tobytes(), seed=seed)
+        return [checksum.to_bytes(8, "little") + bytes(rest), *images[1:]]
+
+    rewrite(directory, forged)
+
+
+def of_another_shard(directory: Path) -> None:
+    shards = ShardSet.open(directory).manifest.splits["train"].shards
+    first, second = (decode_index_path(directory / "train" / shard.name) for shard in shards[:2])
+    shutil.copyfile(second, first)
+
+
+def edit(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        path = decode_index_path(first_shard(directory)[0])
+        path.write_bytes(change(path.read_bytes()))
+
+    return apply
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (edit(lambda content: content[:-40]), "truncated"),
+    "empty": (edit(lambda _: b""), "cannot be read"),
+    "not a column file": (edit(lambda content: b"x" + content), "not a column file"),
+    "another version": (edit(lambda content: content.replace(b'"version": 1', b'"version": 7')), "version 7"),
+    "another shard": (of_another_shard, "another shard"),
+    "an image too few": (lambda directory: rewrite(directory, lambda images: images[:-1]), "and the shard has"),
+    "a flipped bit": (flip_a_bit, "damaged or of other images: 1 of"),
+    "swapped images": (swap_two, "damaged or of other images: 2 of"),
+    "a wrong state": (forge, "do not lead to the pixels of the image: 1 of"),
+}
+
+
+def test_the_summary_has_the_indexes_of_each_split(photographs) -> None:
+    summary = inspect_shard_set(photographs)
+    shards = ShardSet.open(photographs).manifest.splits
+    assert sum(split.decode_index.images for split in summary.splits.values()) == IMAGES
+    for name, split in summary.splits.items():
+        found = split.decode_index
+        assert (found.shards, found.unusable, found.intervals) == (len(shards[name].shards), 0, [8])
+        sizes = [path.stat().st_size for path in (photographs / name).glob("*.decode")]
+        assert 0.5 * sum(sizes) < found.bytes < sum(sizes), "without headers"
+        assert found.fraction == found.bytes / split.bytes < 0.03
+        counts = f"{found.shards} of {found.shards} shards, {found.images} of {split.images} images"
+        assert f"decode index {counts}, every 8 MCUs" in summary.to_text()
+    assert json.loads(summary.to_json())["splits"]["train"]["decode_index"]["images"] == 15 + 1
+
+
+def test_partial_and_mixed_indexes_are_counted(copy) -> None:
+    path = decode_index_path(first_shard(copy)[0])
+    path.unlink()
+    index_shards(copy, 4)
+    flip_a_bit(copy)
+    train = inspect_shard_set(copy).splits["train"]
+    assert train.decode_index.intervals == [4]
+    assert train.decode_index.images == 16
+    path.write_bytes(b"")
+    train = inspect_shard_set(copy).splits["train"]
+    assert (train.decode_index.shards, train.decode_index.unusable) == (train.shards - 1, 1)
+    assert "1 unusable" in train.decode_index.to_text(train.shards, train.images)
+    for file in copy.rglob("*.decode"):
+        file.unlink()
+    assert "decode index none" in inspect_shard_set(copy).to_text()
+
+
+def test_sound_indexes_are_verified(photographs) -> None:
+    found = inspect_shard_set(photographs, verify=True).decode_indexes
+    assert found is not None
+    assert (found.images, found.decoded, found.damage) == (IMAGES, IMAGES, ())
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_and_repaired(name, copy, capsys) -> None:
+    change, says = DAMAGE[name]
+    files = {path: path.read_bytes() for path in copy.rglob("*.decode")}
+    change(copy)
+    path = decode_index_path(first_shard_path(copy))
+    assert main(["shard", "--inspect", str(copy), "--verify"]) == ExitCode.DONE, "the images are sound"
+    printed = capsys.readouterr()
+    line = next(line for line in printed.out.splitlines() if f"train/{path.name}" in line)
+    assert says in line
+    assert "all files match the manifest" in printed.out
+    assert REMEDY in printed.out
+    assert main(["shard", "--inspect", str(copy), "--verify", "--json"]) == ExitCode.DONE
+    values = json.loads(capsys.readouterr().out)
+    assert values["damage"] == []
+    assert [damage["file"] for damage in values["decode_indexes"]["damage"]] == [f"train/{path.name}"]
+    assert index_shards(copy, 8, verify=True).written == 1
+    assert {path: path.read_bytes() for path in copy.rglob("*.decode")} == files
+    assert index_shards(copy, 8, verify=True).written == 0
+
+
+def first_shard_path(directory: Path) -> Path:
+    return directory / "train" / ShardSet.open(directory).manifest.splits["train"].shards[0].name
+
+
+def test_a_damaged_shard_is_an_error_whose_index_is_not_blamed(copy, capsys) -> None:
+    shard = first_shard_path(copy)
+    content = bytearray(shard.read_bytes())
+    content[600] ^= 1
+    shard.write_bytes(content)
+    code = main(["shard", "--inspect", str(copy), "--verify"])
+    printed = capsys.readouterr()
+    assert_error(code, printed.err, field=copy, exit_code=ExitCode.FAILED)
+    assert f"train/{shard.name}" in printed.out
+    assert ".decode" not in printed.out
+
+
+def test_without_the_extension_checksums_are_verified(copy, monkeypatch) -> None:
+    monkeypatch.setattr(native, "_native", None)
+    swap_two(copy)
+    found = inspect_shard_set(copy, verify=True).decode_indexes
+    assert found is not None
+    assert (found.images, found.decoded, len(found.damage)) == (IMAGES - 2, 0, 1)
+
+
+def test_a_damaged_image_has_no_index_and_no_problem(make_shard_set) -> None:
+    good = encode_image(smooth_pixels(1, 60, 70), quality=90)
+    samples = [Sample(good, 0), Sample(good[: len(good) // 2], 0, (60, 70))]
+    directory = make_shard_set({"train": samples, "validation": samples[:1]}, shards=1)
+    assert add_indexes(directory) == 2
+    found = verify_decode_indexes(ShardSet.open(directory))
+    assert (found.images, found.decoded, found.damage) == (2, 2, ())
