@@ -6,12 +6,13 @@ Every pipeline decodes, takes a random resized crop, flips half of the images an
 time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
 pipelines take turns in every round, each after a warm-up. A value is the best of the rounds; a ratio is the median over
 the rounds of the images per CPU-second, divided by those of PIL + torchvision with the same filter in the same round.
-The shard sets are read through links in a temporary folder, once with new decode indexes and once without any.
+The shard sets are read through links in a temporary folder, once with new decode indexes and once without any. The
+loader with kept coefficients reads an epoch before its first round, and stays open between rounds.
 """
 
 import io
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from podscale.config.run_config import RunConfig
 from podscale.data.decode import decode
 from podscale.data.decode_index import SUFFIX
 from podscale.data.loaders.build_loader import unavailable_reason
+from podscale.data.native import CropDecoder
 from podscale.data.shard_set import ShardSet, Split
 from podscale.data.sharding.index_shards import index_shards
 from podscale.errors import InputError
@@ -39,20 +41,50 @@ ROUNDS = 5
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
 READING = """`input.loader=auto` takes `native` on CPUs, without the extension `reference`; both have PIL's pixels to
 the bit. The extension decodes only the blocks under a crop. With a decode index, which sharding writes by default, it
-does not read the Huffman codes before the crop either. The reference decodes down to the crop with simplejpeg, and PIL
+does not read the Huffman codes before the crop either. With kept coefficients (`input.decoded_cache_bytes`) it reads no
+Huffman codes after the first epoch. The reference decodes down to the crop with simplejpeg, and PIL
 resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
 
 
-def podscale_loader(name: str, interpolation: str = "bilinear") -> Pipeline:
-    """Return the pipeline of one of Podscale's loaders, with one worker."""
+def podscale_loader(name: str, interpolation: str = "bilinear", options: Mapping[str, Any] | None = None) -> Pipeline:
+    """Return the pipeline of one of Podscale's loaders, with one worker and these `input` options."""
 
     def run(split: Split, batch: int, size: int) -> BatchSizes:
         if reason := unavailable_reason(name, "cpu"):
             raise InputError(reason)
-        section = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
+        section: dict[str, Any] = {"loader": name, "workers": 1, "image_size": size, "interpolation": interpolation}
+        section |= options or {}
         return loader_batches(RunConfig.model_validate({"input": section, "train": {"global_batch": batch}}), split)
 
     return run
+
+
+def kept_coefficients(interpolation: str = "bilinear") -> Pipeline:
+    """Return the pipeline of the loader native with the coefficients of all images in memory."""
+    opened: dict[Split, BatchSizes] = {}
+
+    def run(split: Split, batch: int, size: int) -> BatchSizes:
+        if split not in opened:
+            opened.clear()
+            opened[split] = podscale_loader("native", interpolation, KEPT)(split, batch, size)
+            for _ in range(-(-len(split) // batch)):
+                next(opened[split])
+        while True:
+            yield next(opened[split])
+
+    return run
+
+
+KEPT = {"decoded_cache_bytes": 2**40, "decoded_cache_form": "coefficients"}
+
+
+def kept_bytes(split: Split) -> tuple[float, float]:
+    """Return the mean bytes of an image in the decoded cache: as coefficients, and as pixels."""
+    pixels = (3 * split.column("height").astype(np.int64) * split.column("width")).tolist()
+    records = [split.read(row) for row in range(len(split))]
+    packed = CropDecoder(1).pack(records, pixels)
+    kept = [size if one is None else one.nbytes for one, size in zip(packed, pixels, strict=True)]
+    return sum(kept) / len(kept), sum(pixels) / len(pixels)
 
 
 def pil_transforms(interpolation: str = "bilinear") -> Pipeline:
@@ -141,10 +173,12 @@ def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, 
 REFERENCE = "podscale reference (PIL's pixels)"
 USUAL = "PIL + torchvision transforms"
 NATIVE = "podscale native (PIL's pixels)"
+COEFFICIENTS = "podscale native, kept coefficients (PIL's pixels)"
 INDEXED = "podscale native with index (PIL's pixels)"
 FILTERS = {"bilinear": "", "bicubic": ", bicubic"}
 """Filters, and the ends of the names of their pipelines."""
 FILTERED: dict[str, Callable[[str], Pipeline]] = {
+    COEFFICIENTS: kept_coefficients,
     INDEXED: partial(podscale_loader, "native"),
     NATIVE: partial(podscale_loader, "native"),
     REFERENCE: partial(podscale_loader, "reference"),
@@ -209,6 +243,9 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
     if rates[INDEXED] and rates[NATIVE]:
         ratios = [_ratio(rates[INDEXED + ending], rates[NATIVE + ending]) for ending in FILTERS.values()]
         lines += [f"`native` with index to `native` without: {ratios[0]:.2f}, bicubic {ratios[1]:.2f}.", ""]
+    if rates[COEFFICIENTS]:
+        kept, pixels = (size / 1000 for size in kept_bytes(split))
+        lines += [f"An image in memory takes {kept:.1f} kB as coefficients, {pixels:.1f} kB as pixels.", ""]
     return lines
 
 

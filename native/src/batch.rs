@@ -16,6 +16,15 @@ pub struct Job<'a> {
     pub status: &'a mut u8,
 }
 
+/// File whose coefficients are wanted.
+pub struct PackJob<'a> {
+    pub file: &'a [u8],
+    /// Size above which they are not wanted, bytes.
+    pub limit: usize,
+    /// Written: the packed coefficients; None if the file is refused or they are too large.
+    pub packed: Option<Vec<u8>>,
+}
+
 /// Threads' decoders, whose memory is kept between batches.
 pub struct BatchDecoder {
     croppers: Mutex<Vec<Cropper>>,
@@ -30,13 +39,27 @@ impl BatchDecoder {
 
     /// Decode the jobs. Several batches at a time are allowed; each uses `threads` threads.
     pub fn decode(&self, jobs: &mut [Job], resize: Resize) {
+        self.run_all(jobs, |cropper, job| run(cropper, job, resize));
+    }
+
+    /// Pack the coefficients of files.
+    pub fn pack(&self, jobs: &mut [PackJob]) {
+        self.run_all(jobs, |cropper, job| {
+            // A panic as in `run`.
+            let packed =
+                catch_unwind(AssertUnwindSafe(|| cropper.pack(job.file, job.limit).map(|it| it.map(Vec::from))));
+            job.packed = packed.ok().and_then(Result::ok).flatten();
+        });
+    }
+
+    fn run_all<J: Send>(&self, jobs: &mut [J], body: impl Fn(&mut Cropper, &mut J) + Sync) {
         let threads = self.threads.min(jobs.len());
         let jobs = Mutex::new(jobs.iter_mut());
         let next = || jobs.lock().ok().and_then(|mut jobs| jobs.next());
         let work = || {
             self.with_cropper(|cropper| {
                 while let Some(job) = next() {
-                    run(cropper, job, resize);
+                    body(cropper, job);
                 }
             });
         };

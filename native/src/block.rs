@@ -1,5 +1,6 @@
 //! Blocks of 8 x 8 samples: their coefficients from Huffman codes, and their samples.
 
+use crate::coefficients::Packer;
 use crate::header::{Header, NATURAL, RawTable};
 use crate::huffman::{BitReader, Coded, END_OF_BLOCK, Table};
 use crate::idct::{LARGEST_SUM, MAX_STEP, SAFE_SUM, dc_sample, idct_checked};
@@ -48,10 +49,17 @@ pub struct Codes<'a> {
     steps: &'a Block,
 }
 
+impl<'a> Codes<'a> {
+    /// Return the quantisation steps, in natural order.
+    pub fn steps(&self) -> &'a Block {
+        self.steps
+    }
+}
+
 impl Tables {
     /// Build the tables that the components name; components often share them.
     pub fn build(&mut self, header: &Header) -> Result<[Codes<'_>; 3], Refusal> {
-        let count = header.sampling.components();
+        let count = header.frame.sampling.components();
         let of = &header.components[..count];
         let dc_slots = fill(&mut self.dc, &header.dc, of.iter().map(|component| component.dc), true)?;
         let ac_slots = fill(&mut self.ac, &header.ac, of.iter().map(|component| component.ac), false)?;
@@ -187,19 +195,19 @@ pub fn decode_block<K: Kernels>(
     let difference = read_block(data, reader, codes, |position, value| block.set(position, value))?;
     *predictor = predictor.wrapping_add(difference);
     block.set_dc(*predictor)?;
-    write_block::<K>(&mut block, codes, samples, stride)
+    write_block::<K>(&mut block, codes.steps, samples, stride)
 }
 
 /// Write the samples of a block.
 #[inline(always)]
 pub fn write_block<K: Kernels>(
     block: &mut Block,
-    codes: &Codes,
+    steps: &Block,
     samples: &mut [u8],
     stride: usize,
 ) -> Result<(), Refusal> {
-    let dc = i32::from(block.0[0]) * i32::from(codes.steps.0[0]);
-    let sum = K::dequantise(block, codes.steps);
+    let dc = i32::from(block.0[0]) * i32::from(steps.0[0]);
+    let sum = K::dequantise(block, steps);
     if sum <= SAFE_SUM {
         if sum > dc.unsigned_abs() {
             K::idct(block, samples, stride);
@@ -215,6 +223,28 @@ pub fn write_block<K: Kernels>(
         return Err(Refusal::Data);
     }
     idct_checked(block, samples, stride).ok_or(Refusal::Data)
+}
+
+/// Read a block and pack its coefficients.
+#[inline(always)]
+pub fn pack_block(
+    data: &[u8],
+    reader: &mut BitReader,
+    codes: &Codes,
+    predictor: &mut i32,
+    packer: &mut Packer,
+) -> Result<(), Refusal> {
+    let mut block = Block::default();
+    let (mut mask, mut is_wide) = (0_u64, false);
+    let difference = read_block(data, reader, codes, |position, value| {
+        block.set(position, value);
+        mask |= u64::from(value != 0) << (NATURAL[position & 63] & 63);
+        is_wide |= i8::try_from(value).is_err();
+    })?;
+    *predictor = predictor.wrapping_add(difference);
+    block.set_dc(*predictor)?;
+    packer.push(&block, mask, is_wide);
+    Ok(())
 }
 
 /// Read a block of which nothing is needed.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::header::{Header, Sampling};
+use crate::header::{Frame, Sampling};
 use crate::kernels::Kernels;
 use crate::memory::reserve;
 use crate::scan::Plane;
@@ -46,7 +46,7 @@ impl Rows for Pixels<'_> {
 
 /// Samples of the decoded region of a JPEG.
 pub struct Decoded<'a> {
-    pub header: &'a Header<'a>,
+    pub frame: Frame,
     pub planes: &'a [Plane; 3],
 }
 
@@ -55,7 +55,7 @@ impl Rows for Decoded<'_> {
     fn write<K: Kernels>(&self, memory: &mut ColorRows, row: usize, columns: Range<usize>, pixels: &mut [u8]) {
         let count = columns.len();
         let y = &self.planes[0].row(row, columns.start)[..count];
-        match self.header.sampling {
+        match self.frame.sampling {
             Sampling::Gray => {
                 for (pixel, &value) in pixels.chunks_exact_mut(4).zip(y) {
                     pixel.copy_from_slice(&[value; 4]);
@@ -67,7 +67,7 @@ impl Rows for Decoded<'_> {
             }
             Sampling::Half | Sampling::Quarter => {
                 for (number, chroma) in memory.chroma.iter_mut().enumerate() {
-                    upsample(self.header, &self.planes[number + 1], &mut memory.sums, row, &columns, chroma);
+                    upsample(self.frame, &self.planes[number + 1], &mut memory.sums, row, &columns, chroma);
                 }
                 let begin = columns.start % 2;
                 let [cb, cr] = [0, 1].map(|number: usize| &memory.chroma[number][begin..begin + count]);
@@ -82,19 +82,12 @@ impl Rows for Decoded<'_> {
 /// libjpeg's triangle filter, 3/4 of the nearer sample and 1/4 of the further one. At an edge of the image it uses the
 /// sample itself as the further one. Chroma of at most two columns is repeated instead.
 #[inline(always)]
-fn upsample(
-    header: &Header,
-    plane: &Plane,
-    sums: &mut Vec<u16>,
-    row: usize,
-    columns: &Range<usize>,
-    out: &mut Vec<u8>,
-) {
-    let (width, height) = header.chroma_size();
+fn upsample(frame: Frame, plane: &Plane, sums: &mut Vec<u16>, row: usize, columns: &Range<usize>, out: &mut Vec<u8>) {
+    let (width, height) = frame.chroma_size();
     let (first, last) = (columns.start / 2, (columns.end - 1) / 2);
     let count = last - first + 1;
     let out = reserve(out, 2 * count);
-    let is_quarter = header.sampling == Sampling::Quarter;
+    let is_quarter = frame.sampling == Sampling::Quarter;
     let near = if is_quarter { row / 2 } else { row };
     if width <= 2 {
         for (pair, &value) in out.chunks_exact_mut(2).zip(&plane.row(near, first)[..count]) {

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use crate::coefficients::Packed;
 use crate::color::{ColorRows, Decoded, Pixels, Rows};
-use crate::header::{self, Header};
+use crate::header::{self, Frame};
 use crate::index::Cursor;
 use crate::kernels::{Kernels, Portable};
 use crate::memory::reserve;
@@ -66,6 +67,8 @@ pub enum Image<'a> {
         /// Decode index; empty if there is none.
         index: &'a [u8],
     },
+    /// Packed coefficients, of `pack`.
+    Coefficients(&'a [u8]),
     /// Decoded, 3 bytes a pixel.
     Pixels(&'a [u8]),
 }
@@ -93,6 +96,7 @@ pub struct Cropper {
 struct Decoder {
     scan: ScanDecoder,
     resizer: Resizer,
+    packed: Vec<u8>,
 }
 
 #[derive(Default)]
@@ -120,6 +124,19 @@ impl Cropper {
         }
         self.decoder.run::<Portable>(image, crop, resize, out)
     }
+
+    /// Return the packed coefficients of a file; None if they have more than `limit` bytes.
+    pub fn pack(&mut self, file: &[u8], limit: usize) -> Result<Option<&[u8]>, Refusal> {
+        let header = header::parse(file)?;
+        let Decoder { scan, packed, .. } = &mut self.decoder;
+        #[cfg(target_arch = "x86_64")]
+        if self.has_avx2 {
+            let fits = scan.pack::<crate::kernels::Avx2>(&header, limit, packed)?;
+            return Ok(fits.then_some(packed));
+        }
+        let fits = scan.pack::<Portable>(&header, limit, packed)?;
+        Ok(fits.then_some(packed))
+    }
 }
 
 /// Return the decode index of a file with an entry at every `interval`-th MCU, or at fewer if it would have more than
@@ -140,7 +157,10 @@ pub fn build_index(file: &[u8], interval: u16, max_percent: usize) -> Vec<u8> {
 pub fn has_avx2() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2")
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("popcnt")
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -159,7 +179,7 @@ impl Decoder {
     #[inline(always)]
     fn run<K: Kernels>(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
         let Resize { size, filter, rows_first } = resize;
-        let Decoder { scan, resizer } = self;
+        let Decoder { scan, resizer, .. } = self;
         let columns = visible(crop.out_left, size, crop.out_width).ok_or(Refusal::Format)?;
         let rows = visible(crop.out_top, size, crop.out_height).ok_or(Refusal::Format)?;
         let target = Target::new(crop, &columns, &rows, size);
@@ -180,14 +200,23 @@ impl Decoder {
                 }
                 resizer.run::<K, _>(&Pixels { bytes, width: crop.width }, columns_first, &source, &target, out);
             }
+            Image::Coefficients(bytes) => {
+                let packed = Packed::open(bytes)?;
+                if (packed.frame.height, packed.frame.width) != (crop.height, crop.width) {
+                    return Err(Refusal::Size);
+                }
+                packed.decode::<K>(&region(packed.frame, &source), &mut scan.planes)?;
+                let decoded = Decoded { frame: packed.frame, planes: &scan.planes };
+                resizer.run::<K, _>(&decoded, columns_first, &source, &target, out);
+            }
             Image::Jpeg { file, index } => {
                 let header = header::parse(file)?;
-                if (header.height, header.width) != (crop.height, crop.width) {
+                if (header.frame.height, header.frame.width) != (crop.height, crop.width) {
                     return Err(Refusal::Size);
                 }
                 let cursor = if index.is_empty() { None } else { Some(Cursor::open(index, file, &header)?) };
-                scan.decode::<K>(&header, &region(&header, &source), cursor)?;
-                let decoded = Decoded { header: &header, planes: &scan.planes };
+                scan.decode::<K>(&header, &region(header.frame, &source), cursor)?;
+                let decoded = Decoded { frame: header.frame, planes: &scan.planes };
                 resizer.run::<K, _>(&decoded, columns_first, &source, &target, out);
             }
         }
@@ -241,14 +270,14 @@ impl Target {
 }
 
 /// Return the MCUs of the source, with those that the upsampling of chroma also reads.
-fn region(header: &Header, source: &Source) -> Region {
-    let (h, v) = header.sampling.luma_blocks();
+fn region(frame: Frame, source: &Source) -> Region {
+    let (h, v) = frame.sampling.luma_blocks();
     let mcus = |range: &Range<usize>, factor: usize, length: usize| {
         let margin = if factor > 1 { 2 } else { 0 };
         let end = (range.end + margin).min(length);
         range.start.saturating_sub(margin) / (8 * factor)..end.div_ceil(8 * factor)
     };
-    Region { columns: mcus(&source.columns, h, header.width), rows: mcus(&source.rows, v, header.height) }
+    Region { columns: mcus(&source.columns, h, frame.width), rows: mcus(&source.rows, v, frame.height) }
 }
 
 impl Resizer {

@@ -60,22 +60,15 @@ pub struct Component {
     pub ac: usize,
 }
 
-pub struct Header<'a> {
+/// Size of an image, pixels, and its chroma sampling.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
     pub height: usize,
     pub width: usize,
     pub sampling: Sampling,
-    pub components: [Component; 3],
-    /// Quantisation tables in zigzag order.
-    pub quant: [Option<[u16; 64]>; 4],
-    pub dc: [Option<RawTable<'a>>; 4],
-    pub ac: [Option<RawTable<'a>>; 4],
-    /// MCUs between restart markers; 0: none.
-    pub restart_interval: usize,
-    /// Entropy-coded data, without the end marker.
-    pub scan: &'a [u8],
 }
 
-impl Header<'_> {
+impl Frame {
     /// MCUs of the image, horizontally and vertically.
     pub fn mcus(&self) -> (usize, usize) {
         let (h, v) = self.sampling.luma_blocks();
@@ -87,6 +80,19 @@ impl Header<'_> {
         let (h, v) = self.sampling.luma_blocks();
         (self.width.div_ceil(h), self.height.div_ceil(v))
     }
+}
+
+pub struct Header<'a> {
+    pub frame: Frame,
+    pub components: [Component; 3],
+    /// Quantisation tables in zigzag order.
+    pub quant: [Option<[u16; 64]>; 4],
+    pub dc: [Option<RawTable<'a>>; 4],
+    pub ac: [Option<RawTable<'a>>; 4],
+    /// MCUs between restart markers; 0: none.
+    pub restart_interval: usize,
+    /// Entropy-coded data, without the end marker.
+    pub scan: &'a [u8],
 }
 
 #[derive(Default)]
@@ -101,9 +107,7 @@ pub fn parse(file: &[u8]) -> Result<Header<'_>, Refusal> {
         return Err(Refusal::Format);
     }
     let mut header = Header {
-        height: 0,
-        width: 0,
-        sampling: Sampling::Gray,
+        frame: Frame { height: 0, width: 0, sampling: Sampling::Gray },
         components: [Component::default(); 3],
         quant: [None; 4],
         dc: [None; 4],
@@ -133,7 +137,7 @@ pub fn parse(file: &[u8]) -> Result<Header<'_>, Refusal> {
             0xDA if count > 0 => {
                 parse_scan(body, &mut header, count)?;
                 header.scan = file.get(at..file.len() - 2).ok_or(Refusal::Format)?;
-                header.sampling = sampling(&header.components[..count], &colors)?;
+                header.frame.sampling = sampling(&header.components[..count], &colors)?;
                 return Ok(header);
             }
             _ => return Err(Refusal::Format),
@@ -150,16 +154,13 @@ fn parse_frame(body: &[u8], header: &mut Header) -> Result<usize, Refusal> {
     if body.len() < 6 || body[0] != 8 {
         return Err(Refusal::Format);
     }
-    (header.height, header.width) = (usize::from(be16(&body[1..])), usize::from(be16(&body[3..])));
+    let (height, width) = (usize::from(be16(&body[1..])), usize::from(be16(&body[3..])));
     let count = usize::from(body[5]);
     let sides = 1..=MAX_SIDE;
-    if !matches!(count, 1 | 3)
-        || body.len() != 6 + 3 * count
-        || !sides.contains(&header.height)
-        || !sides.contains(&header.width)
-    {
+    if !matches!(count, 1 | 3) || body.len() != 6 + 3 * count || !sides.contains(&height) || !sides.contains(&width) {
         return Err(Refusal::Format);
     }
+    (header.frame.height, header.frame.width) = (height, width);
     for (component, entry) in header.components.iter_mut().zip(body[6..].chunks_exact(3)) {
         *component = Component {
             id: entry[0],

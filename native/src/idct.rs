@@ -147,6 +147,13 @@ pub(crate) mod avx2 {
             // SAFETY: the reference is to 16 readable bytes, and the load needs no alignment.
             unsafe { _mm_loadu_si128(values.as_ptr().cast()) }
         });
+        idct_rows(rows, samples, stride);
+    }
+
+    /// As `idct` for the rows of a block.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub fn idct_rows(rows: [__m128i; 8], samples: &mut [u8], stride: usize) {
         let columns = transpose(pass::<11>(rows));
         let rows = transpose(pass::<18>(columns));
         let center = _mm_set1_epi8(-128);

@@ -128,7 +128,7 @@ impl Builder {
         let mut bytes = vec![0; CHECKSUM_BYTES];
         bytes.reserve(2 + entry_bytes(header) * mcus.div_ceil(usize::from(interval)));
         bytes.extend_from_slice(&interval.to_le_bytes());
-        let components = header.sampling.components();
+        let components = header.frame.sampling.components();
         Some(Builder { bytes, components, interval: usize::from(interval), position: 0 })
     }
 
@@ -163,11 +163,11 @@ pub fn seal(index: &mut [u8], file: &[u8]) {
 }
 
 fn entry_bytes(header: &Header) -> usize {
-    2 + 2 * header.sampling.components()
+    2 + 2 * header.frame.sampling.components()
 }
 
 fn count_mcus(header: &Header) -> usize {
-    let (across, down) = header.mcus();
+    let (across, down) = header.frame.mcus();
     across * down
 }
 

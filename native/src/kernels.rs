@@ -1,15 +1,25 @@
 //! Kernels in two versions, with equal results: portable Rust, and AVX2 if the processor has it.
 
 use crate::block::Block;
+use crate::coefficients::{self, Packed, Packer, Window};
 use crate::color;
 use crate::idct;
 use crate::refusal::Refusal;
 use crate::resample::{self, Axis, ROWS};
-use crate::scan::{self, Plane, Scan};
+use crate::scan::{self, Plane, Region, Scan};
 
 pub trait Kernels {
     /// Read the MCUs before `stop`; see `Scan::pass_mcus`.
     fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal>;
+
+    /// Pack the MCUs before `stop`; see `Scan::pack_mcus`.
+    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal>;
+
+    /// Decode packed MCUs; see `Packed::decode_row`.
+    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal>;
+
+    /// Write the samples of a packed block.
+    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal>;
 
     /// Decode the MCUs before `stop`; see `Scan::decode_mcus`.
     fn decode_mcus(scan: &mut Scan, planes: &mut [Plane; 3], place: (usize, usize), stop: usize)
@@ -45,6 +55,18 @@ pub struct Portable;
 impl Kernels for Portable {
     fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
         scan.pass_mcus(stop)
+    }
+
+    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+        scan.pack_mcus(stop, packer)
+    }
+
+    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+        packed.decode_row::<Portable>(region, row, planes)
+    }
+
+    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
+        coefficients::write_packed_portable(window, steps, samples, stride)
     }
 
     fn decode_mcus(
@@ -98,6 +120,24 @@ impl Kernels for Avx2 {
     fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
         // SAFETY: the processor has AVX2 and BMI, or this type would not have been named. So in the functions below.
         unsafe { scan::avx2::pass_mcus(scan, stop) }
+    }
+
+    #[inline(always)]
+    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+        // SAFETY: as above.
+        unsafe { scan::avx2::pack_mcus(scan, stop, packer) }
+    }
+
+    #[inline(always)]
+    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+        // SAFETY: as above.
+        unsafe { coefficients::avx2::decode_row(packed, region, row, planes) }
+    }
+
+    #[inline(always)]
+    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
+        // SAFETY: as above.
+        unsafe { coefficients::avx2::write_packed(window, steps, samples, stride) }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::batch::{BatchDecoder, Job};
+use crate::batch::{BatchDecoder, Job, PackJob};
 use crate::crop::{self, Crop, Image, Resize};
 use crate::resample::Filter;
 
@@ -31,6 +31,7 @@ impl CropDecoder {
     /// Decode crops of JPEGs without the GIL.
     ///
     /// `records`: list of n buffers of uint8, files [bytes] or decoded images [height, width, 3].
+    /// `packed`: list of n bools, true for a record that has the coefficients of `pack`.
     /// `indexes`: list of n buffers of uint8, decode indexes of the files; empty for a file without one.
     /// `crops`: int64 [n, 11], the columns `FIELDS`.
     /// `images`: uint8 [n, size, size, 3], written.
@@ -41,6 +42,7 @@ impl CropDecoder {
         &self,
         py: Python<'_>,
         records: &Bound<'_, PyList>,
+        packed: Vec<bool>,
         indexes: &Bound<'_, PyList>,
         crops: PyBuffer<i64>,
         images: PyBuffer<u8>,
@@ -57,10 +59,10 @@ impl CropDecoder {
         }
         let files = records.iter().map(|record| PyBuffer::<u8>::get(&record)).collect::<PyResult<Vec<_>>>()?;
         let indexes = indexes.iter().map(|index| PyBuffer::<u8>::get(&index)).collect::<PyResult<Vec<_>>>()?;
-        if indexes.len() != count {
-            return Err(PyValueError::new_err("indexes must have an element for each record"));
+        if indexes.len() != count || packed.len() != count {
+            return Err(PyValueError::new_err("indexes and packed must have an element for each record"));
         }
-        let files = files.iter().zip(&indexes).map(image).collect::<PyResult<Vec<_>>>()?;
+        let files = files.iter().zip(&indexes).zip(packed).map(image).collect::<PyResult<Vec<_>>>()?;
         let (images, status) = (writable(&images)?, writable(&status)?);
         let mut jobs: Vec<Job> = files
             .into_iter()
@@ -71,6 +73,28 @@ impl CropDecoder {
         let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
         py.detach(|| self.0.decode(&mut jobs, Resize { size, filter, rows_first }));
         Ok(())
+    }
+
+    /// Return the packed coefficients of JPEGs, a list of bytes, without the GIL. None: the file is refused, or its
+    /// coefficients have more bytes than its limit.
+    ///
+    /// `records`: list of n buffers of uint8, files [bytes].
+    /// `limits`: list of n sizes, bytes.
+    fn pack<'py>(
+        &self,
+        py: Python<'py>,
+        records: &Bound<'_, PyList>,
+        limits: Vec<usize>,
+    ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
+        let files = records.iter().map(|record| PyBuffer::<u8>::get(&record)).collect::<PyResult<Vec<_>>>()?;
+        if limits.len() != files.len() {
+            return Err(PyValueError::new_err("limits must have an element for each record"));
+        }
+        let jobs =
+            files.iter().zip(limits).map(|(file, limit)| Ok(PackJob { file: readable(file)?, limit, packed: None }));
+        let mut jobs = jobs.collect::<PyResult<Vec<_>>>()?;
+        py.detach(|| self.0.pack(&mut jobs));
+        Ok(jobs.into_iter().map(|job| job.packed.map(|packed| PyBytes::new(py, &packed))).collect())
     }
 }
 
@@ -104,9 +128,11 @@ fn parse_crop(row: &[i64]) -> Option<Crop> {
 }
 
 /// An array of three dimensions is a decoded image.
-fn image<'a>((buffer, index): (&'a PyBuffer<u8>, &'a PyBuffer<u8>)) -> PyResult<Image<'a>> {
+fn image<'a>(((buffer, index), is_packed): ((&'a PyBuffer<u8>, &'a PyBuffer<u8>), bool)) -> PyResult<Image<'a>> {
     let bytes = readable(buffer)?;
-    Ok(if buffer.dimensions() == 3 {
+    Ok(if is_packed {
+        Image::Coefficients(bytes)
+    } else if buffer.dimensions() == 3 {
         Image::Pixels(bytes)
     } else {
         Image::Jpeg { file: bytes, index: readable(index)? }

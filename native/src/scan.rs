@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::block::{Codes, Tables, decode_block, pass_block, read_pair, write_block};
+use crate::block::{Codes, Tables, decode_block, pack_block, pass_block, read_pair, write_block};
+use crate::coefficients::{GROUP, Packer};
 use crate::header::Header;
 use crate::huffman::BitReader;
 use crate::index::{Builder, Cursor, State};
@@ -29,7 +30,8 @@ pub struct Plane {
 }
 
 impl Plane {
-    fn place(&mut self, region: &Region, blocks: (usize, usize)) {
+    /// Prepare the plane for a region; `blocks` is the number of its blocks in an MCU, horizontally and vertically.
+    pub fn place(&mut self, region: &Region, blocks: (usize, usize)) {
         self.stride = 8 * blocks.0 * region.columns.len();
         (self.left, self.top) = (8 * blocks.0 * region.columns.start, 8 * blocks.1 * region.rows.start);
         reserve(&mut self.samples, self.stride * 8 * blocks.1 * region.rows.len());
@@ -88,8 +90,8 @@ impl ScanDecoder {
         index: Option<Cursor>,
     ) -> Result<(), Refusal> {
         let interval = self.fill_segments(header)?;
-        let (h, v) = header.sampling.luma_blocks();
-        for (number, plane) in self.planes.iter_mut().enumerate().take(header.sampling.components()) {
+        let (h, v) = header.frame.sampling.luma_blocks();
+        for (number, plane) in self.planes.iter_mut().enumerate().take(header.frame.sampling.components()) {
             plane.place(region, if number == 0 { (h, v) } else { (1, 1) });
         }
         let mut scan = Scan::new(&self.segments, interval, header, self.tables.build(header)?, index);
@@ -117,7 +119,7 @@ impl ScanDecoder {
         max_percent: usize,
     ) -> Result<Option<Vec<u8>>, Refusal> {
         let Some(mut builder) = Builder::new(file, header, interval, max_percent) else { return Ok(None) };
-        let (across, down) = header.mcus();
+        let (across, down) = header.frame.mcus();
         let segment_mcus = self.fill_segments(header)?;
         let codes = self.tables.build(header)?;
         let mut scan = Scan::new(&self.segments, segment_mcus, header, codes, None);
@@ -134,10 +136,35 @@ impl ScanDecoder {
         Ok(Some(builder.finish(file)))
     }
 
+    /// Pack the coefficients of all blocks of a file into `packed`. Returns false if they have more than `limit` bytes.
+    pub fn pack<K: Kernels>(&mut self, header: &Header, limit: usize, packed: &mut Vec<u8>) -> Result<bool, Refusal> {
+        let interval = self.fill_segments(header)?;
+        let (across, down) = header.frame.mcus();
+        let codes = self.tables.build(header)?;
+        let mut scan = Scan::new(&self.segments, interval, header, codes, None);
+        let mut packer = Packer::new(packed, header, &codes)?;
+        for row in 0..down {
+            for column in (0..across).step_by(GROUP) {
+                if packer.size() > limit || !packer.begin_group() {
+                    return Ok(false);
+                }
+                let end = row * across + across.min(column + GROUP);
+                while scan.next_mcu < end {
+                    let stop = scan.begin_run(end)?;
+                    K::pack_mcus(&mut scan, stop, &mut packer)?;
+                    scan.check()?;
+                }
+            }
+        }
+        let fits = packer.size() <= limit;
+        packer.finish();
+        Ok(fits)
+    }
+
     /// Prepare the data of a scan. Returns the MCUs of a segment.
     fn fill_segments(&mut self, header: &Header) -> Result<usize, Refusal> {
         self.segments.fill(header.scan)?;
-        let (across, down) = header.mcus();
+        let (across, down) = header.frame.mcus();
         let interval = if header.restart_interval == 0 { across * down } else { header.restart_interval };
         if self.segments.count() != (across * down).div_ceil(interval) {
             return Err(Refusal::Data);
@@ -154,15 +181,15 @@ impl<'a> Scan<'a> {
         codes: [Codes<'a>; 3],
         index: Option<Cursor<'a>>,
     ) -> Self {
-        let (across, down) = header.mcus();
+        let (across, down) = header.frame.mcus();
         Scan {
             segments,
             interval,
             across,
             mcus: across * down,
             codes,
-            components: header.sampling.components(),
-            luma_blocks: header.sampling.luma_blocks(),
+            components: header.frame.sampling.components(),
+            luma_blocks: header.frame.sampling.luma_blocks(),
             data: segments.bytes(),
             reader: BitReader::default(),
             segment: 0,
@@ -314,6 +341,22 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
+    /// Pack the MCUs before `stop`, all of one segment.
+    #[inline(always)]
+    pub fn pack_mcus(&mut self, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+        let (h, v) = self.luma_blocks;
+        while self.next_mcu < stop {
+            self.next_mcu += 1;
+            for component in 0..self.components {
+                let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
+                for _ in 0..if component == 0 { h * v } else { 1 } {
+                    pack_block(self.data, &mut self.reader, codes, predictor, packer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Decode the MCUs before `stop`, all of one segment, into the planes from a (column, row) of MCUs on.
     #[inline(always)]
     pub fn decode_mcus<K: Kernels>(
@@ -387,8 +430,8 @@ pub fn decode_pairs<K: Kernels>(
                     let predictors = (&mut a.predictors[component], &mut b.predictors[component]);
                     let mut blocks = read_pair(a.data, (&mut a.reader, &mut b.reader), codes, predictors)?;
                     let samples = &mut plane.samples[begin + 8 * x..];
-                    write_block::<K>(&mut blocks.0, codes, samples, plane.stride)?;
-                    write_block::<K>(&mut blocks.1, codes, &mut samples[8 * v * plane.stride..], plane.stride)?;
+                    write_block::<K>(&mut blocks.0, codes.steps(), samples, plane.stride)?;
+                    write_block::<K>(&mut blocks.1, codes.steps(), &mut samples[8 * v * plane.stride..], plane.stride)?;
                 }
             }
         }
@@ -399,12 +442,17 @@ pub fn decode_pairs<K: Kernels>(
 /// The hot loops, compiled for a processor with AVX2 and BMI.
 #[cfg(target_arch = "x86_64")]
 pub mod avx2 {
-    use super::{Plane, Refusal, Scan};
+    use super::{Packer, Plane, Refusal, Scan};
     use crate::kernels::Avx2;
 
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     pub fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
         scan.pass_mcus(stop)
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+        scan.pack_mcus(stop, packer)
     }
 
     #[target_feature(enable = "avx2,bmi1,bmi2")]

@@ -209,7 +209,7 @@ def loader_config(section: InputSection, row: InputRow, batch: int) -> RunConfig
     """
     values = section.model_dump(mode="json")
     values |= {"loader": row.loader, "workers": row.workers or 1, "order": "global", "groups": 1}
-    values |= {"decoded_cache_bytes": 0}
+    values |= {"decoded_cache_bytes": 0, "decoded_cache_form": "auto"}
     document = {"input": values, "model": {"stem": "small"}, "train": {"global_batch": batch}}
     try:
         return RunConfig.model_validate(document)

@@ -9,6 +9,7 @@ from podscale.config.run import RunDocument
 def check_input(config: RunDocument) -> None:
     """Raise if the loader or the order of the samples does not support another input option."""
     section = config.input
+    _check_cache_form(section)
     if section.loader in ("dali", "nvjpeg"):
         if section.decoded_cache_bytes:
             raise conflict_error(
@@ -33,6 +34,25 @@ def check_input(config: RunDocument) -> None:
         if section.order == "blocked" and phase.global_batch % section.groups:
             problem = f"does not divide {phase.batch_option} {phase.global_batch}"
             raise conflict_error("input.groups", problem, got=section.groups)
+
+
+def _check_cache_form(section: InputSection) -> None:
+    """Raise if the form of the decoded cache is set without a cache or a loader that has it."""
+    form = section.decoded_cache_form
+    if form != "auto" and not section.decoded_cache_bytes:
+        raise conflict_error(
+            "input.decoded_cache_form",
+            "there is no decoded cache, because input.decoded_cache_bytes is 0",
+            got=form,
+            hint="Set input.decoded_cache_bytes, or leave input.decoded_cache_form out.",
+        )
+    if form == "coefficients" and section.loader not in ("auto", "native"):
+        raise conflict_error(
+            "input.decoded_cache_form",
+            f"input.loader={section.loader} keeps no coefficients",
+            got=form,
+            hint="Set input.loader=native, or input.decoded_cache_form=pixels.",
+        )
 
 
 def _check_padding(config: RunDocument) -> None:

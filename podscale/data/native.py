@@ -8,6 +8,7 @@ import importlib
 import io
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -93,6 +94,17 @@ def has_avx2() -> bool:
     return bool(_native.has_avx2())
 
 
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Coefficients of a JPEG without its Huffman codes, for a cache; native/src/coefficients.rs has their layout."""
+
+    packed: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.packed)
+
+
 class CropDecoder:
     """Decoder of batches of crops in `threads` threads, without the GIL. Safe from several threads.
 
@@ -107,7 +119,7 @@ class CropDecoder:
 
     def decode(
         self,
-        records: Sequence[Pixels],
+        records: Sequence[Pixels | Coefficients],
         heights: npt.NDArray[np.integer],
         widths: npt.NDArray[np.integer],
         crops: CropParamsBatch,
@@ -120,7 +132,7 @@ class CropDecoder:
         The images of refused records have no meaning.
 
         Args:
-            records: n encoded images, uint8 [bytes], or decoded ones, uint8 [height, width, 3].
+            records: n encoded images, uint8 [bytes], or decoded ones, uint8 [height, width, 3], or kept coefficients.
             heights: [n], height that each image must have, pixels.
             widths: [n], width that each image must have, pixels.
             crops: crops of the records; further ones are ignored.
@@ -131,6 +143,18 @@ class CropDecoder:
         table = np.stack(columns, axis=1).astype(np.int64)
         status = np.zeros(len(records), dtype=np.uint8)
         found = [NO_INDEX] * len(records) if indexes is None else list(indexes)
-        is_bicubic = interpolation == "bicubic"
-        self._decoder.decode(list(records), found, table, images, status, images.shape[1], is_bicubic, self._rows_first)
+        is_packed = [isinstance(record, Coefficients) for record in records]
+        buffers = [record.packed if isinstance(record, Coefficients) else record for record in records]
+        size, is_bicubic = images.shape[1], interpolation == "bicubic"
+        self._decoder.decode(buffers, is_packed, found, table, images, status, size, is_bicubic, self._rows_first)
         return status
+
+    def pack(self, records: Sequence[Pixels], limits: Sequence[int]) -> list[Coefficients | None]:
+        """Return the coefficients of JPEGs; None for an image that is refused, or whose coefficients are too large.
+
+        Args:
+            records: n encoded images, uint8 [bytes].
+            limits: n sizes above which coefficients are too large, bytes.
+        """
+        found = self._decoder.pack(list(records), list(limits))
+        return [None if packed is None else Coefficients(packed) for packed in found]

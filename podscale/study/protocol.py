@@ -18,7 +18,13 @@ _PROSE = {"title", "question", "reading", "x", "papers", "time_box_minutes", "ce
 """Keys of the document that affect neither trials nor verdicts."""
 _PLACEMENT = {"launch", "telemetry", "checkpoint", "run"}
 """Sections of a run document that do not change its numbers."""
-_PLACEMENT_OPTIONS = {"input.workers", "input.prefetch", "input.decoded_cache_bytes", "input.record_cache_bytes"}
+_PLACEMENT_OPTIONS = {
+    "input.workers",
+    "input.prefetch",
+    "input.decoded_cache_bytes",
+    "input.decoded_cache_form",
+    "input.record_cache_bytes",
+}
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ MACHINE_LOCAL_OPTIONS = (
     "input.cache_bytes",
     "input.record_cache_bytes",
     "input.decoded_cache_bytes",
+    "input.decoded_cache_form",
     "checkpoint.keep_last",
     "checkpoint.keep_best",
     "checkpoint.asynchronous",

@@ -1,11 +1,12 @@
 //! Coverage-guided fuzzing of the decoder, with AddressSanitizer. README.md has the commands.
 //!
-//! The first 8 bytes of an input choose the crop, the rest is the file. Both kernels must agree, with a decode index and
-//! without. A changed entry under a right checksum must not crash.
+//! The first 8 bytes of an input choose the crop, the rest is the file. Both kernels must agree, with a decode index,
+//! without, and with packed coefficients. A changed entry under a right checksum must not crash, nor any change of packed
+//! coefficients.
 #![no_main]
 
 use _native::crop::{Crop, Cropper, Image, Resize, build_index};
-use _native::header;
+use _native::header::{self, Header};
 use _native::index;
 use _native::resample::Filter;
 use libfuzzer_sys::fuzz_target;
@@ -15,7 +16,7 @@ const SIZE: usize = 20;
 fuzz_target!(|input: &[u8]| {
     let Some((choice, file)) = input.split_first_chunk::<8>() else { return };
     let (height, width) = match header::parse(file) {
-        Ok(header) if header.height * header.width <= 1 << 20 => (header.height, header.width),
+        Ok(Header { frame, .. }) if frame.height * frame.width <= 1 << 20 => (frame.height, frame.width),
         _ => return,
     };
     let part = |from: u8, of: usize| usize::from(from) * of / 256;
@@ -35,13 +36,13 @@ fuzz_target!(|input: &[u8]| {
     };
     assert!(crop.is_valid());
     let filter = if choice[7] & 2 == 2 { Filter::Bicubic } else { Filter::Bilinear };
-    let decode = |portable: bool, index: &[u8]| {
+    let run = |portable: bool, image: Image| {
         let mut out = vec![0; 3 * SIZE * SIZE];
-        let image = Image::Jpeg { file, index };
         let resize = Resize { size: SIZE, filter, rows_first: choice[7] & 4 == 4 };
         let result = Cropper::new(portable).run(image, &crop, resize, &mut out);
         result.map(|()| out)
     };
+    let decode = |portable: bool, index: &[u8]| run(portable, Image::Jpeg { file, index });
     let plain = decode(false, &[]);
     assert_eq!(plain, decode(true, &[]));
     let mut index = build_index(file, 1 + u16::from(choice[7] >> 5), usize::MAX);
@@ -52,5 +53,19 @@ fuzz_target!(|input: &[u8]| {
         index[at] ^= choice[7] | 1;
         index::seal(&mut index, file);
         let _ = decode(false, &index);
+    }
+    let mut packer = Cropper::new(choice[7] & 1 == 1);
+    if let Ok(Some(packed)) = packer.pack(file, usize::MAX) {
+        assert_eq!(plain, run(false, Image::Coefficients(packed)));
+        assert_eq!(plain, run(true, Image::Coefficients(packed)));
+        let mut packed = packed.to_vec();
+        assert_eq!(packer.pack(file, packed.len() - 1), Ok(None));
+        for (byte, change) in [(choice[6] ^ choice[5], choice[7] | 1), (choice[4] ^ choice[3], choice[2])] {
+            let at = part(byte, packed.len());
+            packed[at] ^= change;
+        }
+        packed.truncate(packed.len() - usize::from(choice[1] & choice[0]));
+        let _ = run(false, Image::Coefficients(&packed));
+        let _ = run(true, Image::Coefficients(&packed));
     }
 });

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from podscale.data import native
 from podscale.data.batch_plan import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
@@ -40,11 +41,12 @@ def build_loader(
         device: torch's name (`cpu`, `cuda:0`) of the device that gets the batches, and on which a loader may decode.
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
-    split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
+    rows = np.concatenate([sampler.rows_of_host(host) for host in hosts])
+    split.prefetch(rows)
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
-    decoded = config.input.decoded_cache_bytes
-    return _make_loader(config, requests, guard, device, decoded_bytes=decoded, hints=ranks.start == 0 and not decoded)
+    hints = ranks.start == 0 and not config.input.decoded_cache_bytes
+    return _make_loader(config, requests, guard, device, rows_to_keep=rows, hints=hints)
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
@@ -134,10 +136,12 @@ def _make_loader(
     guard: BadRecordGuard,
     device: str,
     *,
-    decoded_bytes: int = 0,
+    rows_to_keep: npt.NDArray[np.int64] | None = None,
     hints: bool = False,
 ) -> Loader:
+    """Return a loader; `rows_to_keep` has the images that the decoded cache may keep, None: there is no such cache."""
     settings = config.input
+    decoded_bytes = 0 if rows_to_keep is None else settings.decoded_cache_bytes
     name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
@@ -162,14 +166,29 @@ def _make_loader(
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
     from podscale.data.loaders.batch_memory import image_allocator
+    from podscale.data.loaders.cache_form import choose_cache_form
     from podscale.data.loaders.decode_index_hint import decode_index_hint
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
-    if name == "native" and hints and (hint := decode_index_hint(batch_plan.split, config.input.crop)):
-        log.info("%s", hint)
-    cpu_loader = NativeLoader if name == "native" else PillowLoader
-    return cpu_loader(
+    if name == "native":
+        if hints and (hint := decode_index_hint(batch_plan.split, config.input.crop)):
+            log.info("%s", hint)
+        form = settings.decoded_cache_form
+        if rows_to_keep is not None and decoded_bytes and form == "auto":
+            form = choose_cache_form(batch_plan, rows_to_keep, decoded_bytes)
+        return NativeLoader(
+            batch_plan,
+            guard,
+            workers=settings.workers,
+            prefetch=settings.prefetch,
+            decoded_bytes=decoded_bytes,
+            keeps_coefficients=form == "coefficients",
+            allocate=image_allocator(device),
+        )
+    if decoded_bytes and settings.decoded_cache_form == "coefficients":
+        log.warning("the decoded cache keeps pixels, because only the loader native keeps coefficients")
+    return PillowLoader(
         batch_plan,
         guard,
         workers=settings.workers,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from podscale.data.batch_plan import BatchPlan
@@ -18,7 +19,7 @@ from podscale.data.decode import Pixels
 from podscale.data.loaders.base import BadRecordGuard
 from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
 from podscale.data.loaders.pillow import PendingBatch, PillowLoader
-from podscale.data.native import REASONS, CropDecoder
+from podscale.data.native import REASONS, Coefficients, CropDecoder
 
 _NOTHING: Pixels = np.empty(0, dtype=np.uint8)  # the extension refuses it
 
@@ -26,8 +27,9 @@ _NOTHING: Pixels = np.empty(0, dtype=np.uint8)  # the extension refuses it
 class NativeLoader(PillowLoader):
     """Loader whose extension decodes in `workers` threads; the arguments are those of PillowLoader.
 
-    An image that `decoded_bytes` keeps is decoded whole, once, by the reference path. The extension crops and resizes
-    it later.
+    An image that `decoded_bytes` keeps as pixels is decoded whole, once, by the reference path. The extension crops and
+    resizes it later. With `keeps_coefficients` the extension packs the coefficients of an image once, and decodes crops
+    from them. Images that it does not pack are kept as pixels.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class NativeLoader(PillowLoader):
         workers: int,
         prefetch: int,
         decoded_bytes: int = 0,
+        keeps_coefficients: bool = False,
         allocate: AllocateImages = allocate_pageable,
     ) -> None:
         super().__init__(
             batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes, allocate=allocate
         )
         self._decoder = CropDecoder(workers)
+        self._keeps_coefficients = self._has_room = keeps_coefficients
+        self._unpackable: set[int] = set()
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")
         self._refusals = Counter(dict.fromkeys(REASONS.values(), 0))
 
@@ -64,10 +69,12 @@ class NativeLoader(PillowLoader):
         rows = pending.rows[:count]
         records = [self._images.find(row) for row in rows.tolist()]
         missing = [slot for slot, record in enumerate(records) if record is None]
-        to_keep = {slot for slot in missing if self._images.has_room(int(rows[slot]))}
+        to_keep = {slot for slot in missing if self._keeps_pixels(int(rows[slot]))}
         to_read = [slot for slot in missing if slot not in to_keep]
         for slot, record in zip(to_read, self._read(rows[to_read].tolist()), strict=True):
             records[slot] = record
+        if self._has_room:
+            self._pack(rows, to_read, records)
         status = self._decoder.decode(
             [_NOTHING if record is None else record for record in records],
             split.column("height")[rows],
@@ -82,6 +89,32 @@ class NativeLoader(PillowLoader):
         self._submit(self._fill, pending, refused)
         if self._augment is not None:
             self._submit(self._augment_slots, pending, np.flatnonzero(status == 0).tolist())
+
+    def _keeps_pixels(self, row: int) -> bool:
+        """Return True if an image that is not kept is to be decoded whole, and kept as pixels."""
+        return (not self._keeps_coefficients or row in self._unpackable) and self._images.has_room(row)
+
+    def _pack(
+        self, rows: npt.NDArray[np.int64], slots: Sequence[int], records: list[Pixels | Coefficients | None]
+    ) -> None:
+        """Keep the coefficients of images whose files are in these slots, and replace the files by them.
+
+        The first ones that do not fit end it for good: all images are equally likely to be next.
+        """
+        wanted = {row: slot for slot in slots if (row := int(rows[slot])) not in self._unpackable}
+        if not wanted:
+            return
+        files = [file for slot in wanted.values() if isinstance(file := records[slot], np.ndarray)]
+        pixel_bytes = [self._images.pixel_bytes(row) for row in wanted]
+        free_bytes = self._images.free_bytes
+        found = self._decoder.pack(files, [min(free_bytes, size) for size in pixel_bytes])
+        for (row, slot), coefficients, size in zip(wanted.items(), found, pixel_bytes, strict=True):
+            if coefficients is not None and self._images.keep_coefficients(row, coefficients):
+                records[slot] = coefficients
+            elif coefficients is None and size <= free_bytes:
+                self._unpackable.add(row)
+            else:
+                self._has_room = False
 
     def _read(self, rows: Sequence[int]) -> Iterator[Pixels]:
         """Yield the records of these rows. Several threads read from a remote set, because each read may download."""

@@ -4,7 +4,6 @@ It needs neither torchvision nor torch, which TPU hosts do not have. Threads are
 release the GIL, and a killed rank leaves no worker process behind.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,91 +15,10 @@ import numpy.typing as npt
 from podscale.data.augment import RandomDraws
 from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
-from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode_rows
+from podscale.data.decode import BadRecord, Pixels, crop_and_resize
 from podscale.data.loaders.base import BadRecordGuard, Batch
 from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
-from podscale.data.shard_set import Split
-
-
-class DecodedCache:
-    """Decode images and keep those that fit into `limit_bytes`.
-
-    Nothing is evicted: every sample is used once in an epoch, so evicting saves no decoding. Of an image that is not
-    kept, only the rows asked for are decoded, into a buffer of the calling thread.
-    """
-
-    def __init__(self, split: Split, limit_bytes: int = 0) -> None:
-        self._split, self._limit_bytes = split, limit_bytes
-        self._sizes = split.column("height"), split.column("width")
-        self._kept: dict[int, Pixels] = {}
-        self._cached_bytes = 0
-        self._lock = threading.Lock()
-        self._thread_local = threading.local()
-
-    @property
-    def cached_bytes(self) -> int:
-        return self._cached_bytes
-
-    def __call__(self, row: int, rows: int | None = None) -> Pixels:
-        """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
-
-        The pixels are read-only and valid until the thread's next call. Raises BadRecord if the image cannot be decoded
-        or its size is not that of the index.
-        """
-        cached = self._kept.get(row)
-        if cached is not None:
-            return cached
-        height, width = self._image_size(row)
-        size = 3 * height * width
-        record = self._split.read(row)
-        if not self._reserve(size):
-            return decode_rows(record, height, width, height if rows is None else rows, self._buffer(size))
-        try:
-            return self._keep(row, decode_rows(record, height, width, height, np.empty(size, dtype=np.uint8)))
-        except BadRecord:
-            with self._lock:
-                self._cached_bytes -= size
-            raise
-
-    def find(self, row: int) -> Pixels | None:
-        """Return the pixels of an image that is kept, uint8 [height, width, 3]."""
-        return self._kept.get(row)
-
-    def has_room(self, row: int) -> bool:
-        """Return True if the pixels of an image fit now."""
-        height, width = self._image_size(row)
-        return self._fits(3 * height * width)
-
-    def _image_size(self, row: int) -> tuple[int, int]:
-        height, width = (int(size[row]) for size in self._sizes)
-        return height, width
-
-    def _fits(self, size: int) -> bool:
-        return self._cached_bytes + size <= self._limit_bytes
-
-    def _keep(self, row: int, pixels: Pixels) -> Pixels:
-        with self._lock:
-            if row in self._kept:  # decoded by another thread too, as the substitute of a bad record
-                self._cached_bytes -= pixels.size
-            return self._kept.setdefault(row, pixels)
-
-    def _reserve(self, size: int) -> bool:
-        """Reserve the bytes of an image; return False if they do not fit."""
-        if not self._fits(size):
-            return False
-        with self._lock:
-            if not self._fits(size):
-                return False
-            self._cached_bytes += size
-            return True
-
-    def _buffer(self, size: int) -> Pixels:
-        """Return the thread's buffer; allocating new pages for every image takes longer."""
-        buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)
-        return buffer
-
+from podscale.data.loaders.decoded_cache import DecodedCache
 
 _CHUNK = 4  # images per task
 

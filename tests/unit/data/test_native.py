@@ -17,7 +17,7 @@ from podscale.data import native as native_module
 from podscale.data.crop import CropParams, CropParamsBatch, evaluation_crops
 from podscale.data.decode import RESAMPLING, BadRecord, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.decode_index import NO_INDEX
-from podscale.data.native import REASONS, CropDecoder, build_decode_index, is_available
+from podscale.data.native import REASONS, Coefficients, CropDecoder, build_decode_index, is_available
 from tests.support.loading import needs_native, special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -78,7 +78,7 @@ def expected(record: Pixels, shape: tuple[int, int], crop: CropParams, size: int
 
 def native(
     decoder: CropDecoder,
-    record: Pixels,
+    record: Pixels | Coefficients,
     shape: tuple[int, int],
     crops: Sequence[CropParams],
     size: int = SIZE,
@@ -91,6 +91,13 @@ def native(
     records, indexes = [record] * len(crops), [index] * len(crops)
     status = decoder.decode(records, heights, widths, batch_of(crops), images, filtered, indexes)
     return images, status
+
+
+def pack(decoder: CropDecoder, record: Pixels) -> Coefficients:
+    """Return the coefficients of an image that is not refused."""
+    [packed] = decoder.pack([record], [2**40])
+    assert packed is not None
+    return packed
 
 
 def encoded(kind: str, height: int, width: int) -> bytes:
@@ -116,6 +123,9 @@ def test_crops_are_those_of_the_reference(kind, portable) -> None:
             for crop, image in zip(crops, images, strict=True):
                 want = expected(record, (height, width), crop, SIZE, filtered)
                 assert np.array_equal(image, want), (height, width, filtered, crop)
+            packed, status = native(decoder, pack(decoder, record), (height, width), crops, filtered=filtered)
+            assert not status.any()
+            assert np.array_equal(packed, images), (height, width, filtered)
 
 
 def test_the_order_of_the_installed_pillow_is_found(monkeypatch) -> None:
@@ -209,6 +219,9 @@ def test_extreme_blocks_are_exact_or_refused(portable) -> None:
         statuses[int(status[0])] += 1
         if not status[0]:
             assert np.array_equal(images[0], expected(record, shape, crop, SIZE, "bilinear")), attempt
+        images_of_packed, status_of_packed = native(decoder, pack(decoder, record), shape, [crop])
+        assert status_of_packed[0] == status[0]
+        assert status[0] or np.array_equal(images_of_packed, images)
     assert statuses[0] > 30
     assert statuses[3] > 5
     assert set(statuses) == {0, 3}
@@ -261,8 +274,14 @@ def refused_images() -> dict[str, tuple[bytes, str]]:
 def test_unusual_images_are_refused_with_a_reason(name) -> None:
     data, reason = refused_images()[name]
     crop = CropParams(2, 1, 55, 48, SIZE, SIZE, 0, 0, False)
-    _, status = native(CropDecoder(1), as_record(data), (50, 60), [crop])
+    decoder = CropDecoder(1)
+    _, status = native(decoder, as_record(data), (50, 60), [crop])
     assert REASONS[int(status[0])] == reason
+    [packed] = decoder.pack([as_record(data)], [2**40])
+    assert (packed is None) == (reason != "size")
+    if packed is not None:
+        _, status = native(decoder, packed, (50, 60), [crop])
+        assert REASONS[int(status[0])] == reason
 
 
 def test_usual_variants_are_not_refused() -> None:
@@ -306,6 +325,11 @@ def same_or_refused(decoder: CropDecoder, data: Pixels, shape: tuple[int, int], 
             except BadRecord as error:
                 raise AssertionError(f"the reference refuses it: {error}") from error
             assert np.array_equal(image, want), crop
+    [packed] = decoder.pack([data], [2**40])
+    if packed is not None:
+        images_of_packed, status_of_packed = native(decoder, packed, shape, crops)
+        assert np.array_equal(status_of_packed, status)
+        assert np.array_equal(images_of_packed[status == 0], images[status == 0])
     return int((status == 0).sum())
 
 
@@ -356,6 +380,7 @@ def test_an_enormous_size_in_the_header(side) -> None:
     corner = CropParams(side - 9, side - 9, 9, 9, SIZE, SIZE, 0, 0, False)
     _, status = native(CropDecoder(1), record, (side, side), [whole, corner])
     assert status.all()
+    assert CropDecoder(1).pack([record], [2**40]) == [None]
 
 
 def test_a_batch_is_the_same_with_any_number_of_threads() -> None:
@@ -372,6 +397,12 @@ def test_a_batch_is_the_same_with_any_number_of_threads() -> None:
         assert np.flatnonzero(status).tolist() == [5]
         images[5] = 0
         found.append(images)
+        packed = decoder.pack(records, [2**40] * len(records))
+        assert [number for number, one in enumerate(packed) if one is None] == [5]
+        status = decoder.decode([one or records[5] for one in packed], *shapes.T, crops, images, "bilinear")
+        assert np.flatnonzero(status).tolist() == [5]
+        images[5] = 0
+        assert np.array_equal(images, found[0])
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
@@ -405,6 +436,46 @@ def test_arrays_of_another_size_or_type_are_an_error() -> None:
     whole.flags.writeable = False
     with pytest.raises(ValueError, match="contiguous and writable"):
         decoder.decode([record, record], *sides, crops, whole, "bilinear")
+
+
+@PORTABLE
+@pytest.mark.parametrize("kind", ["gray", "4:4:4", "4:2:2", "4:2:0"])
+def test_damaged_coefficients_do_no_harm(kind, portable) -> None:
+    """No crash and no read out of bounds, whatever the bytes. Cut ones are refused."""
+    decoder, generator = CropDecoder(1, portable=portable), np.random.default_rng(7)
+    good = np.frombuffer(pack(decoder, as_record(encoded(kind, 60, 70))).packed, dtype=np.uint8)
+    blocks_end = len(good) - 152  # zeros behind the blocks
+    for length in [*range(600), *range(600, blocks_end, 37), blocks_end]:
+        _, status = native(decoder, Coefficients(good[:length].tobytes()), (60, 70), [WHOLE])
+        assert status[0] in (2, 3), length
+    statuses: Counter[int] = Counter()
+    for attempt in range(400):
+        damaged, end = good.copy(), (600, len(good))[attempt % 2]
+        damaged[generator.integers(0, end, 1 + attempt % 5)] = generator.integers(0, 256, 1 + attempt % 5)
+        _, status = native(decoder, Coefficients(damaged.tobytes()), (60, 70), [UPPER, WHOLE])
+        statuses.update(status.tolist())
+    assert set(statuses) <= {0, 2, 3}
+    assert min(statuses[0], statuses[3]) > 20
+
+
+def test_coefficients_have_at_most_the_bytes_of_their_limit() -> None:
+    decoder, record = CropDecoder(1), as_record(encoded("4:2:0", 60, 70))
+    size = pack(decoder, record).nbytes
+    assert len(record) < size < 3 * 60 * 70
+    found = decoder.pack([record] * 4, [size, size - 1, 0, 100])
+    assert [one is not None for one in found] == [True, False, False, False]
+    with pytest.raises(ValueError, match="limits must have an element for each record"):
+        decoder.pack([record], [])
+
+
+@PORTABLE
+def test_coefficients_are_resized_in_the_order_of_an_older_pillow(portable) -> None:
+    decoder, record = CropDecoder(1, portable=portable, order="rows first"), as_record(encoded("4:4:4", 150, 101))
+    crops = [CropParams(3, 2, width, 140, SIZE, SIZE, 0, 0, False) for width in (1, 20, 57)]
+    images, status = native(decoder, pack(decoder, record), (150, 101), crops)
+    assert not status.any()
+    for crop, image in zip(crops, images, strict=True):
+        assert np.array_equal(image, np.asarray(rows_first(decode(record), crop, SIZE, "bilinear"))), crop
 
 
 def test_special_images_are_the_same_or_refused() -> None:
@@ -447,6 +518,12 @@ def test_photographs_are_the_same(archive, every, real_data) -> None:
             indexed, status_with_index = native(decoder, record, (height, width), chosen, 96, filtered, index)
             assert np.array_equal(indexed[status == 0], images[status == 0])
             assert np.array_equal(status_with_index, status)
+            [packed] = decoder.pack([record], [2**40])
+            assert (packed is None) == bool(status.any())
+            if packed is not None:
+                images_of_packed, status_of_packed = native(decoder, packed, (height, width), chosen, 96, filtered)
+                assert not status_of_packed.any()
+                assert np.array_equal(images_of_packed, images)
             refused += bool(status.any())
             for crop, image, refusal in zip(chosen, images, status, strict=True):
                 if not refusal:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from podscale.data.decode import BadRecord
-from podscale.data.loaders.pillow import DecodedCache
+from podscale.data.loaders.decoded_cache import DecodedCache
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError

@@ -33,6 +33,14 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "repeated": {"repeats": 2},
     "cached": {"decoded_cache_bytes": 2**40},
     "some cached": {"decoded_cache_bytes": 100_000},
+    "coefficients": {"decoded_cache_bytes": 2**40, "decoded_cache_form": "coefficients"},
+    "some coefficients": {"decoded_cache_bytes": 100_000, "decoded_cache_form": "coefficients"},
+    "coefficients, augmented": {
+        "decoded_cache_bytes": 100_000,
+        "decoded_cache_form": "coefficients",
+        "augment": {"policy": "trivial_augment"},
+    },
+    "pixels": {"decoded_cache_bytes": 100_000, "decoded_cache_form": "pixels"},
     "cached and augmented": {"decoded_cache_bytes": 100_000, "augment": {"policy": "trivial_augment"}},
 }
 
@@ -42,7 +50,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 def test_training_batches_are_those_of_the_reference(section, mixed) -> None:
     """Damaged records are counted and substituted in the same way, with any number of threads."""
     plain = {"max_bad_rate": 1.0, **SECTIONS[section]}
-    expected, reference = train_and_close(document(input=plain), mixed, 0, 18)
+    usual = {name: value for name, value in plain.items() if name != "decoded_cache_form"}
+    expected, reference = train_and_close(document(input=usual), mixed, 0, 18)
     for workers in (1, 3):
         found, loader = train_and_close(document("native", input={**plain, "workers": workers}), mixed, 0, 18)
         assert type(loader) is NativeLoader
@@ -75,12 +84,13 @@ def test_what_the_extension_refuses_is_counted_by_reason(make_shard_set) -> None
     samples = [Sample(data, 0) for data in (*usual, *progressive, *pngs)]
     samples += [Sample(data, 0, (41, 50)) for data in usual[:4]]
     directory = make_shard_set({"train": samples, "validation": samples[:4]}, shards=1)
-    section = {"max_bad_rate": 1.0}
+    section: dict[str, Any] = {"max_bad_rate": 1.0}
     _, loader = train_and_close(document("native", input=section), directory, 0, 5)
     refusals = loader.native_refusals
     assert (refusals["format"], refusals["data"]) == (12, 0)
     assert 1 <= refusals["size"] <= 4, "some may be substituted before they are decoded"
-    _, loader = train_and_close(document("native", input={**section, "decoded_cache_bytes": 2**40}), directory, 0, 5)
+    section |= {"decoded_cache_bytes": 2**40, "decoded_cache_form": "pixels"}
+    _, loader = train_and_close(document("native", input=section), directory, 0, 5)
     assert loader.native_refusals["format"] == 0, "what is kept is decoded by the reference path anyway"
 
 
