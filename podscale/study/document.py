@@ -165,8 +165,8 @@ class StudyDocument(Section):
         for field, values in self.grid.items():
             if not values or len(set(map(repr, values))) < len(values):
                 raise conflict_error(f"grid.{field}", "needs values, each once", got=values)
-        changed = [name for part in (*self.variants, *self.pretraining) for name in part.set]
-        for name in [*self.grid, *self.set, *changed]:
+        parts: list[Variant | PretrainingSection] = [*self.variants, *self.pretraining]
+        for name in [*self.grid, *self.set, *(name for part in parts for name in part.set)]:
             if name in ("run.id", "run.seed"):
                 raise conflict_error(name, "set by the study itself")
         if self.x is not None and self.x not in self.grid:

@@ -86,7 +86,11 @@ def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path)
 PRETRAINING = """
 name: other
 run: {run}
-set: {{run.workspace: WORKSPACE, data.only_classes: ["5", "6", "7", "8", "9"], train.schedule.learning_rate: 0.05}}
+set:
+  run.workspace: WORKSPACE
+  data.only_classes: ["5", "6", "7", "8", "9"]
+  train.global_batch: 50
+  train.schedule.learning_rate: 0.05
 seeds: [1]
 pretraining:
   - name: small digits
