@@ -7,7 +7,7 @@ hash of name and seed (xxh3-64): an image stays in its split when others are add
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -149,13 +149,13 @@ class _Listing:
         """Classes of the source whose images are not listed."""
 
     @classmethod
-    def read(cls, source: Source, ticker: ProgressReporter, only: Sequence[str] | None = None) -> "_Listing":
+    def read(cls, source: Source, ticker: ProgressReporter, only: Collection[str] | None = None) -> "_Listing":
         """Read the listing of a source.
 
         Args:
             only: classes whose images are listed; None for all.
         """
-        listing = cls()
+        listing, only = cls(), None if only is None else frozenset(only)
         classes: dict[str, int] = {}
         containers: dict[bytes, int] = {}
         for item in source.items():
