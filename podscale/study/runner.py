@@ -116,7 +116,7 @@ class StudyRunner:
     def _remove_pretraining(self) -> None:
         """Remove the models of the pretraining, unless the study has trials left."""
         get, grid = self.records.get, self.grid
-        if self.keep_runs or grid.due_trials(get) or grid.pending_trials(get):
+        if self.keep_runs or grid.due_trials(get):
             return
         for trial in grid.pretraining_trials():
             for path in trial_directories(trial.config):
