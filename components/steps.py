@@ -201,7 +201,7 @@ def cells(study: str, chain: int) -> None:
 
     with stage_process("cells"):
         grid = TrialGrid(StudyDocument.model_validate_json(study))
-        run_in_pod(grid, [grid.series[chain]], field="cells")
+        run_in_pod(grid, [grid.chains[chain]], field="cells")
 
 
 def findings(study: str, page: Any, text: Any) -> None:

@@ -39,8 +39,8 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
 def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
     """Return the pipeline of a study as kfp's pipeline object, with `parallel` pods at a time."""
     document, grid = study.model_dump_json(), TrialGrid(study)
-    first = grid.due_trials(lambda key: None)  # those of a selection hold images out, so they have their own shards
-    sections = [*(series.config.data for series in grid.series), *(trial.config.data for trial in first)]
+    first = grid.known_trials(lambda key: None)  # those of a selection hold images out, so they have their own shards
+    sections = [*(series.config.data for series in grid.chains), *(trial.config.data for trial in first.values())]
     data = {data_fingerprint(section): section for section in sections}
 
     @dsl.pipeline(
@@ -53,7 +53,7 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
             place_task(task.set_caching_options(enable_caching=True), "shard")
             before.append(task)
         for number, wave in enumerate(grid.waves()):
-            items = [grid.series.index(series) for series in wave]
+            items = [grid.chains.index(series) for series in wave]
             with dsl.ParallelFor(items=items, name=f"chains-{number}", parallelism=parallel) as index:
                 task = cells(study=document, chain=index).after(*before)
                 place_task(task.set_caching_options(enable_caching=False), "train")

@@ -78,6 +78,15 @@ class DataSection(Section):
     classes: tuple[str, ...] | None = result_field(
         None, "Expected class names in index order; a source with other classes is refused."
     )
+    only_classes: tuple[str, ...] | None = result_field(
+        None, "Classes of the source to use; images of the others are left out. Default: all."
+    )
+    images_per_class: int | None = result_field(
+        None,
+        "Maximum number of training images of each class, chosen by a hash of name and `seed`. The validation split "
+        "keeps all of its images. Default: all.",
+        ge=1,
+    )
     validation_fraction: float = result_field(
         0.2, "Fraction of the images held out for validation if the source has no validation split.", gt=0, lt=1
     )
@@ -125,6 +134,20 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check_format(self) -> "DataSection":
         check_choice("format", self.format, FORMATS, PLUGINS)
+        return self
+
+    @model_validator(mode="after")
+    def _check_only_classes(self) -> "DataSection":
+        names = self.only_classes
+        if names is None:
+            return self
+        if len(set(names)) < len(names):
+            raise conflict_error("only_classes", "a class is named twice", got=list(names))
+        if len(names) < 2:
+            raise conflict_error("only_classes", "a classifier needs at least two classes", got=list(names))
+        if self.classes is not None and set(self.classes) != set(names):
+            problem = "these are not the classes of data.classes"
+            raise conflict_error("only_classes", problem, got=list(names), hint="Leave data.classes out.")
         return self
 
 

@@ -129,7 +129,7 @@ def describe_plan(study: StudyDocument, plan: StudyPlan) -> str:
 def _excluded_lines(plan: StudyPlan) -> list[str]:
     if not plan.excluded_trials:
         return []
-    seeds = sorted({trial.seed for trial in plan.excluded_trials if trial.priority})
+    seeds = sorted({trial.seed for trial in plan.excluded_trials if trial.priority > 0})
     skipped_series = [name for name, (planned, _) in plan.counts_by_series.items() if not planned]
     lines = [f"LEFT OUT for the time box: {format_count(len(plan.excluded_trials), 'trial')}"]
     if seeds:

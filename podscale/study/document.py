@@ -10,8 +10,10 @@ from podscale.config import RunConfig, loads
 from podscale.config.document import format_overrides
 from podscale.config.fields import Section, conflict_error
 from podscale.study.criteria import CriterionSection, OptionValues, SelectionSection
+from podscale.util.formatting import suggest_similar
 
 RATE_OPTION = "train.schedule.learning_rate"
+START_SECTION, START_OPTION = "train.start_from", "train.start_from.run"
 BATCH_OPTION = "train.global_batch"
 MIN_SEEDS = 3
 """Fewest seeds of a study with criteria."""
@@ -67,6 +69,9 @@ class Variant(Section):
 
     name: str = Field(..., min_length=1, max_length=60)
     set: OptionValues = Field({}, description="Options of the variant, by dotted name.")
+    start_from: str | None = Field(
+        None, description="Pretraining whose model of the same seed the trials start from (`train.start_from.run`)."
+    )
     learning_rate: RateSection | None = Field(None, description="Learning rate; default: the study's.")
     search: dict[str, tuple[Any, ...]] = Field(
         {}, description="Values to try by option, in all combinations; `selection` chooses among them."
@@ -94,6 +99,13 @@ class Variant(Section):
         return self
 
 
+class PretrainingSection(Section):
+    """Training whose model variants start from: once for each seed, before the trials that need it."""
+
+    name: str = Field(..., min_length=1, max_length=60)
+    set: OptionValues = Field({}, description="Options on top of the study's, by dotted name.")
+
+
 class ProvenanceSection(Section):
     """Version of the document's file; `podscale study` fills it in."""
 
@@ -118,6 +130,9 @@ class StudyDocument(Section):
     )
     set: OptionValues = Field({}, description="Options of every trial, on top of the run.")
     variants: tuple[Variant, ...] = Field((Variant(name="as it is"),), min_length=1)
+    pretraining: tuple[PretrainingSection, ...] = Field(
+        (), description="Trainings that variants start from; the results do not compare them."
+    )
     grid: dict[str, tuple[Any, ...]] = Field({}, description="Values by dotted option; all combinations run.")
     seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Values of run.seed.")
     papers: tuple[str, ...] = Field((), description="Papers whose claim the study tests, such as `You 2017`.")
@@ -150,7 +165,8 @@ class StudyDocument(Section):
         for field, values in self.grid.items():
             if not values or len(set(map(repr, values))) < len(values):
                 raise conflict_error(f"grid.{field}", "needs values, each once", got=values)
-        for name in [*self.grid, *self.set, *(name for variant in self.variants for name in variant.set)]:
+        parts: list[Variant | PretrainingSection] = [*self.variants, *self.pretraining]
+        for name in [*self.grid, *self.set, *(name for part in parts for name in part.set)]:
             if name in ("run.id", "run.seed"):
                 raise conflict_error(name, "set by the study itself")
         if self.x is not None and self.x not in self.grid:
@@ -158,9 +174,29 @@ class StudyDocument(Section):
         if self.choose == "updates" and self.target is None:
             raise conflict_error("target", "missing, and choose=updates needs it")
         self._check_rates(names)
+        self._check_pretraining(names)
         self._check_selection(names)
         self._check_criteria(names)
         return self
+
+    def _check_pretraining(self, names: list[str]) -> None:
+        """Check that every variant starts from a pretraining of the study, and that none is left over."""
+        known = [section.name for section in self.pretraining]
+        for number, name in enumerate(known):
+            if name in [*known[:number], *names]:
+                raise conflict_error("pretraining", "two parts of the study have this name", got=name)
+            if name not in [variant.start_from for variant in self.variants]:
+                raise conflict_error("pretraining", "no variant starts from it", got=name, hint="Set start_from.")
+        for variant in self.variants:
+            if variant.start_from is None:
+                continue
+            if variant.start_from not in known:
+                hint = suggest_similar(variant.start_from, known) or f"The study has: {', '.join(known) or 'none'}."
+                raise conflict_error(
+                    "start_from", f"no pretraining, for {variant.name}", got=variant.start_from, hint=hint
+                )
+            if twice := [name for name in variant.set if name.startswith("train.start_from.") or name == START_SECTION]:
+                raise conflict_error(twice[0], f"{variant.name} starts from {variant.start_from}", hint="Remove one.")
 
     def _check_selection(self, names: list[str]) -> None:
         """Check that all searches have equally many candidates, and that every reference is to a search."""

@@ -9,7 +9,7 @@ from podscale.errors import InputError, InputErrors
 from podscale.study.criteria import OptionValues
 from podscale.study.document import BATCH_OPTION, StudyDocument
 from podscale.study.records import GetRecord, trial_key
-from podscale.study.sweep_series import GridPoint, PlannedTrial, SweepSeries, Trial
+from podscale.study.sweep_series import GridPoint, PlannedTrial, PretrainingSeries, SweepSeries, Trial
 
 
 class TrialGrid:
@@ -22,10 +22,18 @@ class TrialGrid:
         self.points: list[GridPoint] = [
             tuple(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())
         ]
+        self.pretraining = {
+            section.name: PretrainingSeries.of_section(study, section, self.config) for section in study.pretraining
+        }
         self.series = [self.build_series(variant.name, point) for point in self.points for variant in study.variants]
-        for series in self.series:
+        for series in self.chains:
             series.check()
         self._check_budgets()
+
+    @property
+    def chains(self) -> list[SweepSeries]:
+        """All series: those that the results compare, then the pretraining."""
+        return [*self.series, *self.pretraining.values()]
 
     @property
     def workspace(self) -> str:
@@ -47,7 +55,9 @@ class TrialGrid:
         if section is not None and isinstance(section.at, str):
             batch = {} if section.batch is None else {BATCH_OPTION: section.batch}
             depends_on = self.build_series(section.at, tuple((name, batch.get(name, value)) for name, value in point))
-        return SweepSeries(self.study, self.study.variant(variant), point, depends_on, self.config)
+        found = self.study.variant(variant)
+        pretraining = None if found.start_from is None else self.pretraining[found.start_from]
+        return SweepSeries(self.study, found, point, depends_on, self.config, pretraining)
 
     def _check_budgets(self) -> None:
         """Check that the variants of each criterion train on equally many images."""
@@ -79,30 +89,51 @@ class TrialGrid:
         return self._configs[key]
 
     def due_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
-        """Return the known trials without a record, in the order in which to run them.
+        """Return the known trials without a record that can start, in the order in which to run them.
 
         Sweeps and first seeds come first, then one seed at a time, the cheapest trial first. Even a study that is cut
-        short then has a result for every point.
+        short then has a result for every point. Pretraining comes just before the first trial that needs it.
         """
         due: dict[str, Trial] = {}
         for sweep in self.series if series is None else series:
-            for trial in sweep.trials(get):
-                if get(trial.key) is None and (trial.key not in due or trial.priority < due[trial.key].priority):
+            for trial in (*sweep.trials(get), *sweep.pretraining_trials(get)):
+                if get(trial.key) is not None or _waits_for_pretraining(trial, get):
+                    continue
+                if trial.key not in due or trial.priority < due[trial.key].priority:
                     due[trial.key] = trial
         return sorted(due.values(), key=lambda trial: trial.order)
 
+    def waiting_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
+        """Return the known trials without a record whose pretraining has not finished."""
+        waiting: dict[str, Trial] = {}
+        for sweep in self.series if series is None else series:
+            for trial in sweep.trials(get):
+                if get(trial.key) is None and _waits_for_pretraining(trial, get):
+                    waiting.setdefault(trial.key, trial)
+        return list(waiting.values())
+
     def known_trials(self, get: GetRecord) -> dict[str, Trial]:
         """Return every trial known so far, by key."""
-        return {trial.key: trial for series in self.series for trial in series.trials(get)}
+        return {trial.key: trial for series in self.chains for trial in series.trials(get)}
+
+    def pretraining_trials(self) -> list[Trial]:
+        """Return the trials of the pretraining, whose models others start from."""
+        return [trial for series in self.pretraining.values() for trial in series.seed_trials({})]
 
     def pending_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[PlannedTrial]:
-        """Return the trials whose learning rate depends on a trial that has not finished."""
-        return [trial for sweep in (self.series if series is None else series) for trial in sweep.pending_trials(get)]
+        """Return the trials that wait for another one, which gives their learning rate or their first weights."""
+        sweeps = self.series if series is None else series
+        without_rate = [trial for sweep in sweeps for trial in sweep.pending_trials(get)]
+        return [*without_rate, *self.waiting_trials(get, series)]
 
     def waves(self) -> list[list[SweepSeries]]:
         """Group the series into waves that depend on earlier waves only."""
-        depths = range(max(series.depth for series in self.series) + 1)
-        return [[series for series in self.series if series.depth == depth] for depth in depths]
+        depths = range(max(series.depth for series in self.chains) + 1)
+        return [[series for series in self.chains if series.depth == depth] for depth in depths]
+
+
+def _waits_for_pretraining(trial: Trial, get: GetRecord) -> bool:
+    return trial.pretraining is not None and get(trial.pretraining.key) is None
 
 
 def training_epochs(config: RunConfig) -> float:

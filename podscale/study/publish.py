@@ -21,7 +21,7 @@ from podscale.study.protocol import ProtocolLaunch, describe_protocol, first_lau
 from podscale.study.records import RecordStore
 from podscale.study.result_charts import chart_blocks
 from podscale.study.result_summary import summary_sentences
-from podscale.study.result_tables import candidate_table, comparison_table, range_table, trial_table
+from podscale.study.result_tables import candidate_table, comparison_table, pretraining_table, range_table, trial_table
 from podscale.study.results import StudyResults, study_results
 from podscale.study.verdict import study_verdict
 from podscale.study.verdict_blocks import criteria_table, verdict_text
@@ -52,6 +52,8 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
             yield comparison_table(results, results.groups_at(x), _caption(results, x))
     if results.has_numeric_axis and len(results.lines) > 1:
         yield range_table(results)
+    if results.pretraining:
+        yield pretraining_table(results)
     if any(group.candidates for group in results.groups):
         yield candidate_table(results)
     if study.reading:

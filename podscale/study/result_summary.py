@@ -28,8 +28,11 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
                 holds = (
                     f"keeps its accuracy to {results.axis_label(end)}" if end != start else "loses accuracy beyond it"
                 )
-                first = mean_deviation_percent(results.groups_of_line(line)[0].top1s)
-                yield f"{line}: {first} at {format_option_value(start)}, {holds}."
+                first, *_, final = results.groups_of_line(line)
+                change = results.difference(first, final)
+                if change is not None and change.value > 0 and not change.is_noise:
+                    holds = f"{mean_deviation_percent(final.top1s)} at {format_option_value(final.x)}"
+                yield f"{line}: {mean_deviation_percent(first.top1s)} at {format_option_value(start)}, {holds}."
     for line in results.lines:
         yield from _critical_batch_sentence(results, line)
     for group in results.groups:

@@ -94,6 +94,17 @@ def _mean_top1(records: Sequence[TrialRecord]) -> str:
     return format_percent(statistics.fmean(top1s), 2) if len(top1s) == len(records) else "diverged"
 
 
+def pretraining_table(results: StudyResults) -> TableBlock:
+    """Return the trainings that variants start from, with their top-1 on their own validation images."""
+    rows = []
+    for name, records in results.pretraining.items():
+        top1s = [record.top1 for record in records if record.top1 is not None]
+        steps = max((record.updates for record in records), default=0)
+        rows.append([name, f"{steps:,}", str(len(top1s)), mean_deviation_percent(top1s) if top1s else ""])
+    heads = ["", "steps", "n", "top-1 on its own images, mean and deviation"]
+    return TableBlock(heads, rows, "Pretraining, one for each seed of the results and of the selection")
+
+
 def trial_table(results: StudyResults) -> TableBlock:
     """Return every training behind the results, with the code that ran it."""
     records = sorted(results.records, key=lambda record: record.cell)

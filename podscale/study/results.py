@@ -1,7 +1,7 @@
 """Results of a study: accuracy and steps to the target, by line and grid point."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -86,6 +86,8 @@ class StudyResults:
     study: StudyDocument
     groups: Sequence[ResultGroup]
     unfinished_trials: int
+    pretraining: Mapping[str, Sequence[TrialRecord]] = field(default_factory=dict)
+    """Records of the trainings that variants start from, by name."""
 
     @property
     def lines(self) -> list[str]:
@@ -132,7 +134,7 @@ class StudyResults:
     @property
     def records(self) -> list[TrialRecord]:
         """Distinct records behind these results."""
-        lists = [records for group in self.groups for records in group.record_lists]
+        lists = [*(records for group in self.groups for records in group.record_lists), *self.pretraining.values()]
         return list({record.cell: record for records in lists for record in records}.values())
 
     def critical_batch(self, line: str) -> CriticalBatch | None:
@@ -177,7 +179,8 @@ def paired_records(first: ResultGroup, second: ResultGroup) -> list[tuple[TrialR
 
 def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:
     groups = [_build_group(grid.study, sweep, get) for sweep in grid.series]
-    return StudyResults(grid.study, groups, len(grid.due_trials(get)) + len(grid.pending_trials(get)))
+    pretraining = {name: known_records(series.seed_trials({}), get) for name, series in grid.pretraining.items()}
+    return StudyResults(grid.study, groups, len(grid.due_trials(get)) + len(grid.pending_trials(get)), pretraining)
 
 
 def _build_group(study: StudyDocument, series: SweepSeries, get: GetRecord) -> ResultGroup:

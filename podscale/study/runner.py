@@ -75,8 +75,10 @@ class StudyRunner:
 
     def prepare(self) -> None:
         """Build the missing shard sets, check that every series can run here, and log the launch. Raises InputError."""
-        for trial in self.grid.due_trials(self.records.get, self.series):
-            if trial.priority == 0:
+        self._check_pretraining()
+        get, grid = self.records.get, self.grid
+        for trial in (*grid.due_trials(get, self.series), *grid.waiting_trials(get, self.series)):
+            if trial.priority <= 0:
                 self._shard_set(trial.config)
                 preflight(trial.config, local.preflight_target())
         record_launch(self.grid.study, self.study_directory)
@@ -98,6 +100,27 @@ class StudyRunner:
                 self._wait_for_trial()
         finally:
             self._stop_running()
+            self._remove_pretraining()
+
+    def _check_pretraining(self) -> None:
+        """Let pretraining run again whose model is gone. Raises InputError if a training has diverged."""
+        for series in self.grid.series if self.series is None else self.series:
+            for trial in list(series.pretraining_trials(self.records.get)):
+                record = self.records.get(trial.key)
+                if record is not None and record.ended == "diverged":
+                    hint = "Change its options, such as the learning rate."
+                    raise InputError("it diverged, so nothing can start from it", field=trial.name, hint=hint)
+                if record is not None and not RunDirectory.for_config(trial.config).path.exists():
+                    self.records.delete(trial.key)
+
+    def _remove_pretraining(self) -> None:
+        """Remove the models of the pretraining, unless the study has trials left."""
+        get, grid = self.records.get, self.grid
+        if self.keep_runs or grid.due_trials(get):
+            return
+        for trial in grid.pretraining_trials():
+            for path in trial_directories(trial.config):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _next_trials(self, elapsed: float) -> list[Trial]:
         busy = {running.trial.key for running in self._running}
@@ -155,11 +178,13 @@ class StudyRunner:
             self.records.add(record)
             self.ended.add(trial.key)
             self._consecutive_failures = 0
-            for path in () if self.keep_runs else trial_directories(trial.config):
+            is_pretraining = trial.key in {one.key for one in self.grid.pretraining_trials()}
+            for path in () if self.keep_runs or is_pretraining else trial_directories(trial.config):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (running.log, running.log.with_suffix(".json")):
                 path.unlink(missing_ok=True)
-            return self.on_trial_end(trial, record, "")
+            self.on_trial_end(trial, record, "")
+            return self._check_pretraining() if is_pretraining else None
         self.failures[trial.name] = f"exit code {code}: {error}"
         self._consecutive_failures += 1
         self.on_trial_end(trial, None, self.failures[trial.name])

@@ -81,6 +81,9 @@ def _check_independent(study: StudyDocument) -> None:
         problem, hint = "Katib compares the accuracy of trials", "Use --backend kfp, or set choose=accuracy."
         raise InputError(problem, field="choose", got=study.choose, hint=hint)
     for variant in study.variants:
+        if variant.start_from is not None:
+            problem = f"{variant.name} starts from the model of another trial, and Katib's are independent"
+            raise InputError(problem, field="start_from", got=variant.start_from, hint="Use --backend kfp.")
         if variant.search or variant.search_of is not None:
             problem = f"the options of {variant.name} follow from trials of its selection, and Katib's are independent"
             hint = "Use --backend kfp, or make the values a grid."

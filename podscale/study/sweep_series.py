@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.study.criteria import OptionValues
-from podscale.study.document import RATE_OPTION, RateSection, StudyDocument, Variant
+from podscale.study.document import (
+    RATE_OPTION,
+    START_OPTION,
+    PretrainingSection,
+    RateSection,
+    StudyDocument,
+    Variant,
+)
 from podscale.study.records import GetRecord, TrialRecord
 
 GridPoint = tuple[tuple[str, Any], ...]
@@ -48,10 +55,12 @@ class Trial(PlannedTrial):
     Args:
         settings: Options on top of the study's.
         choice: Those of them that the series tries or has chosen.
+        pretraining: Trial whose model it starts from.
     """
 
     settings: OptionValues
     choice: OptionValues
+    pretraining: "Trial | None" = None
 
     @property
     def key(self) -> str:
@@ -68,13 +77,17 @@ class Trial(PlannedTrial):
 
 @dataclass(frozen=True)
 class SweepSeries:
-    """One variant at one point of the grid; its learning rate or its choice follows from `depends_on`, if set."""
+    """One variant at one point of the grid; its learning rate or its choice follows from `depends_on`, if set.
+
+    Its trials start from the model of the same seed of `pretraining`, if set.
+    """
 
     study: StudyDocument
     variant: Variant
     point: GridPoint
     depends_on: "SweepSeries | None"
     build_config: BuildConfig
+    pretraining: "SweepSeries | None" = None
 
     @property
     def name(self) -> str:
@@ -92,7 +105,7 @@ class SweepSeries:
     @cached_property
     def config(self) -> RunConfig:
         """Run document with the first seed, at the document's own learning rate."""
-        return self.build_config(self.settings, self.study.seeds[0])
+        return self._trial({}, self.study.seeds[0], 0).config
 
     @property
     def batch(self) -> int:
@@ -100,8 +113,9 @@ class SweepSeries:
 
     @property
     def depth(self) -> int:
-        """Number of series whose rates must be known before this one's."""
-        return 0 if self.depends_on is None else self.depends_on.depth + 1
+        """Number of waves of series before this one, whose rates or models it needs."""
+        before = (series for series in (self.depends_on, self.pretraining) if series is not None)
+        return max((series.depth + 1 for series in before), default=0)
 
     def check(self) -> None:
         """Raise InputError if this series cannot run, whatever rates are chosen."""
@@ -223,6 +237,17 @@ class SweepSeries:
         for number, seed in enumerate(seeds[sweep_seeds:], start=sweep_seeds):
             yield PlannedTrial(self.name, seed, number, self.config)
 
+    def pretraining_trials(self, get: GetRecord) -> Iterator[Trial]:
+        """Yield the pretraining that unfinished trials start from, those of later seeds included; one may recur."""
+        if self.pretraining is not None:
+            unfinished = (trial for trial in self.trials(get) if get(trial.key) is None)
+            for trial in (*unfinished, *self.pending_trials(get)):
+                yield self.pretraining.pretraining_trial(trial.seed, trial.priority)
+
+    def pretraining_trial(self, seed: int, priority: int) -> Trial:
+        """Return the trial of this series, a pretraining, that a trial of this seed and priority starts from."""
+        return self._trial({}, seed, priority - 1)
+
     def selection_score(self, get: GetRecord) -> tuple[float, ...] | None:
         """Return the sort key of the chosen options in the selection; None without a search, or until it is done."""
         choice = self.choice(get)
@@ -231,8 +256,10 @@ class SweepSeries:
         return self._score(known_records(self.candidate_trials(choice), get))
 
     def _trial(self, choice: OptionValues, seed: int, priority: int, extra: OptionValues | None = None) -> Trial:
-        settings = {**self.settings, **(extra or {}), **choice}
-        return Trial(self.name, seed, priority, self.build_config(settings, seed), settings, choice)
+        first = None if self.pretraining is None else self.pretraining.pretraining_trial(seed, priority)
+        start = {} if first is None else {START_OPTION: first.key}
+        settings = {**self.settings, **start, **(extra or {}), **choice}
+        return Trial(self.name, seed, priority, self.build_config(settings, seed), settings, choice, first)
 
     def _best(self, candidates: Sequence[OptionValues], get: GetRecord) -> OptionValues | None:
         """Return the candidate with the best mean score over its seeds; None until all are tried."""
@@ -254,6 +281,24 @@ class SweepSeries:
         reached = [record.steps_to_target(self.study.target or 0.0) for record in records]
         steps = _mean_or_infinity([None if point is None else point[0] for point in reached])
         return -steps, accuracy, -loss
+
+
+@dataclass(frozen=True)
+class PretrainingSeries(SweepSeries):
+    """Pretraining, once for each seed of the study and of its selection; it chooses nothing."""
+
+    @classmethod
+    def of_section(cls, study: StudyDocument, section: PretrainingSection, build_config: BuildConfig) -> Self:
+        return cls(study, Variant(name=section.name, set=section.set), (), None, build_config)
+
+    @property
+    def rate_section(self) -> RateSection | None:
+        return None
+
+    def seed_trials(self, choice: OptionValues) -> list[Trial]:
+        selection = self.study.selection
+        own = [self.pretraining_trial(seed, number) for number, seed in enumerate(self.study.seeds)]
+        return [*own, *(self.pretraining_trial(seed, 0) for seed in (selection.seeds if selection else ()))]
 
 
 def known_records(trials: Sequence[Trial], get: GetRecord) -> list[TrialRecord]:

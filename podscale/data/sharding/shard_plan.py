@@ -7,7 +7,7 @@ hash of name and seed (xxh3-64): an image stays in its split when others are add
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -22,6 +22,7 @@ from podscale.data.sharding import file_formats
 from podscale.data.sources import Source, SourceItem
 from podscale.data.sources.base import TRAIN, VALIDATION, decode_name
 from podscale.errors import InputError
+from podscale.util.formatting import suggest_similar
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 
 PLAN_FILE = "plan"
@@ -30,7 +31,7 @@ PLAN_FORMAT = 1
 
 SPLITS = (TRAIN, VALIDATION)
 _CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
-_ORDER_SALT, _SPLIT_SALT, _HOLDOUT_SALT = b"order\0", b"split\0", b"holdout\0"
+_ORDER_SALT, _SPLIT_SALT, _HOLDOUT_SALT, _SUBSET_SALT = b"order\0", b"split\0", b"holdout\0", b"subset\0"
 
 IntArray = npt.NDArray[np.int64]
 
@@ -106,11 +107,12 @@ def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = 
     """List the source and decide split, order and shard of every image.
 
     Raises InputError if the source is empty, has only one class, has a class without images in a split, lists a name
-    twice, or has other classes than data.classes.
+    twice, has other classes than data.classes, or lacks one of data.only_classes.
     """
-    listing = _Listing.read(source, ProgressReporter("list", progress))
-    if not listing.names:
+    listing = _Listing.read(source, ProgressReporter("list", progress), data.only_classes)
+    if not listing.names and not listing.left_out:
         raise _refusal(data, "no images found (jpg, png, ... in class folders)", "Check the path.")
+    _check_only_classes(listing, data)
     listing.check_duplicates(data)
     classes = _class_names(listing.classes, data)
     labels = np.asarray([classes.index(name) for name in listing.classes])[np.asarray(listing.labels)]
@@ -121,6 +123,8 @@ def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = 
     if data.holdout_fraction is not None:
         order, validation = _hold_out_of_training(order, validation, labels, listing.names, data)
         _check_classes(labels[order], validation[order], classes, data)
+    if data.images_per_class is not None:
+        order = _limit_training_images(order, validation, labels, listing.names, data)
     columns = listing.columns(order)
     columns["label"] = labels[order].astype("<i4")
     train = len(order) - int(validation[order].sum())
@@ -141,13 +145,23 @@ class _Listing:
         self.labels, self.containers, self.splits = array("I"), array("I"), array("b")
         self.classes: list[str] = []
         self.container_names: list[bytes] = []
+        self.left_out: set[str] = set()
+        """Classes of the source whose images are not listed."""
 
     @classmethod
-    def read(cls, source: Source, ticker: ProgressReporter) -> "_Listing":
-        listing = cls()
+    def read(cls, source: Source, ticker: ProgressReporter, only: Collection[str] | None = None) -> "_Listing":
+        """Read the listing of a source.
+
+        Args:
+            only: classes whose images are listed; None for all.
+        """
+        listing, only = cls(), None if only is None else frozenset(only)
         classes: dict[str, int] = {}
         containers: dict[bytes, int] = {}
         for item in source.items():
+            if only is not None and item.label not in only:
+                listing.left_out.add(item.label)
+                continue
             listing.names.append(item.name)
             listing.sizes.append(item.size)
             listing.offsets.append(item.offset)
@@ -218,6 +232,19 @@ def _class_names(listed: Sequence[str], data: DataSection) -> list[str]:
     return list(data.classes)
 
 
+def _check_only_classes(listing: _Listing, data: DataSection) -> None:
+    """Raise InputError if the source lacks a class of `data.only_classes`."""
+    absent = [name for name in data.only_classes or () if name not in listing.classes]
+    if absent:
+        known = sorted({*listing.classes, *listing.left_out})
+        raise InputError(
+            "the source has no image of this class",
+            field="data.only_classes",
+            got=absent[0],
+            hint=suggest_similar(absent[0], known) or f"It has {_first_names(known)}.",
+        )
+
+
 def _refusal(data: DataSection, problem: str, hint: str) -> InputError:
     return InputError(problem, field="data.source", got=data.source, hint=hint)
 
@@ -253,13 +280,19 @@ def _hash_mask(
     """
     if not stratify:
         return np.less(hashes, np.uint64(int(fraction * 2**64)))
+    counts = np.bincount(labels)
+    share = np.maximum(np.floor(counts * fraction + 0.5).astype(np.int64), 1)
+    mask: npt.NDArray[np.bool_] = _class_ranks(labels, hashes) < np.minimum(share, counts - 1)[labels]
+    return mask
+
+
+def _class_ranks(labels: IntArray, hashes: npt.NDArray[np.uint64]) -> IntArray:
+    """Return the position of each image among those of its class by rising hash, int64 [n]."""
     order = np.lexsort((hashes, labels))
     counts = np.bincount(labels)
     rank = np.empty(len(labels), dtype=np.int64)
     rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    share = np.maximum(np.floor(counts * fraction + 0.5).astype(np.int64), 1)
-    mask: npt.NDArray[np.bool_] = rank < np.minimum(share, counts - 1)[labels]
-    return mask
+    return rank
 
 
 def _hold_out_of_training(
@@ -283,6 +316,27 @@ def _hold_out_of_training(
     mask[rows] = _hash_mask(labels[rows], hashes, data.holdout_fraction, stratify=data.stratify)
     left = order[~validation[order]]
     return left[np.argsort(mask[left], kind="stable")], mask
+
+
+def _limit_training_images(
+    order: IntArray, validation: npt.NDArray[np.bool_], labels: IntArray, names: Sequence[bytes], data: DataSection
+) -> IntArray:
+    """Return the rows in packing order, with at most `data.images_per_class` training images of each class.
+
+    A smaller number takes a subset of the images of a larger one.
+
+    Args:
+        order: int64 [n], rows in packing order.
+        validation: bool [m], mask of the validation images, by row.
+        labels: int64 [m].
+        names: names of the images, by row.
+    """
+    assert data.images_per_class is not None
+    rows = order[~validation[order]]
+    hashes = _name_hashes([names[row] for row in rows.tolist()], _SUBSET_SALT, data.seed)
+    kept = validation.copy()
+    kept[rows] = _class_ranks(labels[rows], hashes) < data.images_per_class
+    return order[kept[order]]
 
 
 def _check_classes(labels: IntArray, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.support.polling import until
 
@@ -79,3 +81,56 @@ def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path)
     page = (tmp_path / "tiny.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "<svg" in page
+
+
+PRETRAINING = """
+name: other
+run: {run}
+set:
+  run.workspace: WORKSPACE
+  data.only_classes: ["5", "6", "7", "8", "9"]
+  train.global_batch: 50
+  train.schedule.learning_rate: 0.05
+seeds: [1]
+pretraining:
+  - name: small digits
+    set: {{data.only_classes: ["0", "1", "2", "3"]}}
+variants:
+  - name: probe
+    start_from: small digits
+    set: {{train.freeze: ['*', '!head'], train.freeze_batch_norm: true, data.images_per_class: 20}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # about 25 s alone; the machine may be busy
+def test_a_probe_starts_from_the_pretraining_and_a_later_variant_trains_it_again(tmp_path: Path) -> None:
+    path, cells = tmp_path / "other.yaml", tmp_path / "studies" / "cells"
+    run = STUDY.partition("run:")[2].partition("set:")[0]
+    text = PRETRAINING.format(run=run).replace("WORKSPACE", str(tmp_path))
+    path.write_text(text)
+    ended = study(path, "--keep-runs")
+    output, _ = ended.communicate(timeout=600)
+    assert ended.returncode == 0, output
+    records = {record["cell"]: record for record in (json.loads(file.read_text()) for file in cells.glob("*.json"))}
+    (probe,) = (record for record in records.values() if "train.start_from.run" in record["settings"])
+    first = records[probe["settings"]["train.start_from.run"]]
+    assert probe["images"] == 5 * 20
+    weights, before = (
+        load_file(tmp_path / "runs" / one["cell"] / "model" / "model.safetensors") for one in (probe, first)
+    )
+    changed = {
+        name for name in before if weights[name].shape != before[name].shape or (weights[name] != before[name]).any()
+    }
+    assert changed == {"fc.weight", "fc.bias"}
+    assert (len(before["fc.bias"]), len(weights["fc.bias"])) == (4, 5)
+
+    path.write_text(f"{text}  - {{name: fine-tuning, start_from: small digits}}\n")
+    shutil.rmtree(tmp_path / "runs")
+    ended = study(path)
+    output, _ = ended.communicate(timeout=600)
+    assert ended.returncode == 0, output
+    assert len(list(cells.glob("*.json"))) == 3
+    assert "[3/3]" in output
+    assert not list((tmp_path / "runs").iterdir()), "the model is removed once no trial is left"
+    assert "| small digits | " in (tmp_path / "studies" / "results" / "other" / "other.md").read_text()

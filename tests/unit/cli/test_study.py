@@ -108,6 +108,23 @@ class TestPackage:
         (loop,) = (task for name, task in tasks.items() if name.startswith("for-loop"))
         assert sorted(loop["dependentTasks"]) == sorted(shards)
 
+    def test_pretraining_is_in_an_earlier_loop_and_has_shards_of_its_own(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.yaml"
+        options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1"]
+        assert main(["study", "fine-tuning", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
+        tasks = check_package(path.read_text())[0]["root"]["dag"]["tasks"]
+        loops = [task for name, task in tasks.items() if name.startswith("for-loop")]
+        items = [json.loads(loop["parameterIterator"]["items"]["raw"]) for loop in loops]
+        assert items == [[0, 3, 6], [1, 2, 4, 5]], "from scratch and the pretraining, then those that start from it"
+        shards = [task for name, task in tasks.items() if name.startswith("shard")]
+        sections = [json.loads(task["inputs"]["parameters"]["data"]["runtimeValue"]["constant"]) for task in shards]
+        found = [(one["only_classes"][0], one["images_per_class"], one["holdout_fraction"]) for one in sections]
+        assert len(found) == 5
+        assert set(found) == {
+            ("n01440764", None, None),
+            *(("n03394916", count, part) for count in (40, 200) for part in (None, 0.1)),
+        }
+
     def test_the_package_contains_the_study(self, pipeline: dict[str, Any]) -> None:
         study_text = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
         study = StudyDocument.model_validate_json(study_text["runtimeValue"]["constant"])

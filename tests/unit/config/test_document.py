@@ -163,6 +163,10 @@ def test_all_wrong_values_are_reported_at_once():
         ("train: {all_reduce: {algorithm: ddp, wire_column: bf16}}\n", "train.all_reduce.wire_column", ABSENT, "fp32"),
         ("train: {weight_update: sharded, all_reduce: {algorithm: tree}}\n", "train.all_reduce.algorithm", "tree",
          "train.weight_update=sharded"),
+        ("data: {only_classes: [cat, dog, cat]}\n", "data.only_classes", ["cat", "dog", "cat"], "twice"),
+        ("data: {only_classes: [cat]}\n", "data.only_classes", ["cat"], "at least two"),
+        ("data: {only_classes: [cat, dog], classes: [cat, cow]}\n", "data.only_classes", ["cat", "dog"],
+         "data.classes"),
         ("launch: {resources: {accelerators: 8}}\n", "launch.resources.accelerator", None, "8"),
     ],
 )  # fmt: skip

@@ -81,6 +81,8 @@ def test_an_option_that_comes_later_keeps_the_names_of_shard_sets():
     assert data_fingerprint(NewerSection()) == data_fingerprint(DataSection())
     assert data_fingerprint(NewerSection(later=4)) != data_fingerprint(DataSection())
     assert data_fingerprint(DataSection(holdout_fraction=0.1)) == "926914fb0a7332cb"
+    sections = [DataSection(), DataSection(only_classes=("0", "1")), DataSection(images_per_class=9)]
+    assert len({data_fingerprint(section) for section in sections}) == 3
 
 
 def test_every_data_option_but_the_decode_index_is_of_class_result():

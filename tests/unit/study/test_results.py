@@ -197,6 +197,13 @@ class TestBlocks:
             "curves",
         ]
 
+    def test_a_line_that_rises_over_the_axis_has_both_ends_in_the_summary(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(TOP1, ("one", 64), 0.3)
+        glance = list(summary_sentences(results_of()))
+        assert glance[1] == "one: 30.00 \u00b1 1.00 % at 64, 60.00 \u00b1 1.00 % at 1,024."
+
     def test_results_without_an_axis_are_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
         results = results_of(grid={"train.global_batch": [1024]}, target=None)
         rows = next(block for block in result_blocks(results) if isinstance(block, DotBlock)).rows

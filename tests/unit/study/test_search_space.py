@@ -96,6 +96,7 @@ def test_without_a_rate_the_run_s_own_is_kept() -> None:
         ({"variants": [VARIANTS[0], {"name": "b", "learning_rate": {"at": 1.0}}]}, "learning_rate.sweep"),
         ({"variants": VARIANTS[:1], "grid": {}, "learning_rate": None}, "grid"),
         ({"learning_rate": None, "selection": {}, "variants": [{"name": "a", "search": SEARCH}]}, "search"),
+        ({"pretraining": [{"name": "p"}], "variants": [VARIANTS[0], {"name": "b", "start_from": "p"}]}, "start_from"),
         ({"variants": [VARIANTS[0], {"name": 'the "best"'}]}, "variant"),
         ({"grid": {"train.mix": [{"mixup": 0.0}, {"mixup": 0.2}]}}, "grid.train.mix"),
     ],

@@ -183,6 +183,45 @@ def test_an_unusable_data_set_is_refused(
         plan_shards(Fixed(items), DataSection(source="x", **options))
 
 
+def test_only_the_chosen_classes_are_packed() -> None:
+    every = plan_shards(Fixed(images(300)), DataSection(source="x"))
+    plan = plan_shards(Fixed(images(300)), DataSection(source="x", only_classes=("c2", "c0")))
+    assert plan.classes == ["c0", "c2"]
+    assert split_of(plan) == {name: split for name, split in split_of(every).items() if not name.startswith(b"c1")}
+    assert all(entry.label == (entry.item.label == "c2") for entry in plan.entries("train", 0))
+    ordered = DataSection(source="x", only_classes=("c2", "c0"), classes=("c2", "c0"))
+    assert plan_shards(Fixed(images(300)), ordered).classes == ["c2", "c0"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(("c0", "c11"), "Did you mean c1?"), (("cat", "dog"), "It has 'c0', 'c1', 'c2'.")]
+)
+def test_a_class_that_the_source_lacks_is_refused(names: tuple[str, ...], expected: str) -> None:
+    with refused(expected, field="data.only_classes", got="c11" if "c11" in names else "cat"):
+        plan_shards(Fixed(images(30)), DataSection(source="x", only_classes=names))
+
+
+@pytest.mark.parametrize("holdout", [None, 0.1])
+def test_a_limit_of_training_images_leaves_the_validation_images(holdout: float | None) -> None:
+    data = DataSection(source="x", holdout_fraction=holdout)
+    every = split_of(plan_shards(Fixed(images(300)), data))
+    few, more = (
+        split_of(plan_shards(Fixed(images(300)), data.model_copy(update={"images_per_class": count})))
+        for count in (5, 20)
+    )
+    for chosen, count in ((few, 5), (more, 20)):
+        assert chosen.items() <= every.items(), "every image stays in its split"
+        assert [name for name, split in chosen.items() if split == "validation"] == [
+            name for name, split in every.items() if split == "validation"
+        ]
+        labels = [name[:2] for name, split in chosen.items() if split == "train"]
+        assert [labels.count(label) for label in (b"c0", b"c1", b"c2")] == [count] * 3
+    assert few.items() <= more.items(), "a smaller limit takes a subset"
+    other = split_of(plan_shards(Fixed(images(300)), data.model_copy(update={"images_per_class": 5, "seed": 1})))
+    assert other != few
+    assert split_of(plan_shards(Fixed(images(300)), data.model_copy(update={"images_per_class": 1000}))) == every
+
+
 def test_changes_are_described() -> None:
     data = DataSection(source="x")
     before = plan_shards(Fixed(images(30)), data)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile
 from tests.unit.pytorch.batch_norm.test_fused import interpret
 
 FP32_ERROR, BF16_ERROR = 2e-6, 0.02
+MINUTES = pytest.mark.skipif(
+    "PODSCALE_TEST_PAPER_GPU" not in os.environ, reason="some minutes; run by `make test-gpu-paper`"
+)
 
 
 def is_exact(case: str, error: float) -> bool:
@@ -36,7 +40,7 @@ def test_two_ranks_of_unequal_batches_equal_float64() -> None:
     assert all(error < FP32_ERROR for error in errors.values()), errors
 
 
-@pytest.mark.slow
+@MINUTES
 @pytest.mark.timeout(900)
 def test_planted_faults_are_found() -> None:
     errors = json.loads(interpret("-m", "tests.support.gemm_mutants"))
@@ -46,7 +50,7 @@ def test_planted_faults_are_found() -> None:
         assert bool(found) is (mutant != "none"), mutant
 
 
-@pytest.mark.slow
+@MINUTES
 @pytest.mark.timeout(900)
 def test_twenty_steps_on_the_digits_follow_separate_operations() -> None:
     """In fp32 to 5e-6; in bf16 as close as separate operations in bf16 are to those in fp32."""
