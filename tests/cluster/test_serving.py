@@ -156,9 +156,13 @@ def kserve(cluster: Cluster) -> Iterator[None]:
     done = subprocess.run(apply, input=definition, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     name = f"crd/inferenceservices.{group}"
-    subprocess.run(["kubectl", "wait", "--for=condition=Established", name, "--timeout=60s"], check=True)
-    yield
-    subprocess.run(["kubectl", "delete", name], check=True, capture_output=True)
+    established = ["kubectl", "wait", "--for=condition=Established", name, "--timeout=0"]
+    try:
+        # kubectl fails at once, whatever its time limit, on a definition that has no conditions yet.
+        cluster.wait("the definition", lambda: subprocess.run(established, capture_output=True).returncode == 0)
+        yield
+    finally:
+        subprocess.run(["kubectl", "delete", name], check=True, capture_output=True)
 
 
 def test_the_api_server_accepts_kserves_kind(kserve: None, namespace: str, config: RunConfig) -> None:
