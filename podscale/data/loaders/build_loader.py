@@ -46,16 +46,17 @@ def build_loader(
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
     hints = ranks.start == 0 and not config.input.decoded_cache_bytes
-    return _make_loader(config, requests, guard, device, rows_to_keep=rows, hints=hints)
+    decoded_bytes = config.input.decoded_cache_bytes
+    return _make_loader(config, requests, guard, device, rows, decoded_bytes=decoded_bytes, hints=hints)
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
     """Return the evaluation loader of one process; its steps run from 0 to `sampler.evaluation_steps`."""
-    split.prefetch(np.arange(len(split)))
+    rows = np.arange(len(split))
+    split.prefetch(rows)
     guard = BadRecordGuard(split, config.input.max_bad_rate)
-    return _make_loader(
-        config, EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size), guard, device
-    )
+    requests = EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size)
+    return _make_loader(config, requests, guard, device, rows)
 
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
@@ -135,13 +136,13 @@ def _make_loader(
     batch_plan: BatchPlan,
     guard: BadRecordGuard,
     device: str,
+    rows: npt.NDArray[np.int64],
     *,
-    rows_to_keep: npt.NDArray[np.int64] | None = None,
+    decoded_bytes: int = 0,
     hints: bool = False,
 ) -> Loader:
-    """Return a loader; `rows_to_keep` has the images that the decoded cache may keep, None: there is no such cache."""
+    """Return a loader of these `rows`, int64 [n], with a decoded cache of `decoded_bytes`."""
     settings = config.input
-    decoded_bytes = 0 if rows_to_keep is None else settings.decoded_cache_bytes
     name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
@@ -175,8 +176,8 @@ def _make_loader(
         if hints and (hint := decode_index_hint(batch_plan.split, config.input.crop)):
             log.info("%s", hint)
         form = settings.decoded_cache_form
-        if rows_to_keep is not None and decoded_bytes and form == "auto":
-            form = choose_cache_form(batch_plan, rows_to_keep, decoded_bytes)
+        if decoded_bytes and form == "auto":
+            form = choose_cache_form(batch_plan, rows, decoded_bytes)
         return NativeLoader(
             batch_plan,
             guard,
