@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.data.decode_index import DecodeIndex, decode_index_path
-from podscale.data.file_locks import file_lock
 from podscale.data.manifest import Shard, ShardSetManifest
 from podscale.data.remote_decode_indexes import RemoteDecodeIndexes
 from podscale.data.remote_files import RemoteFiles
 from podscale.errors import PodscaleError
+from podscale.util.file_locks import file_lock
 
 log = logging.getLogger("podscale.data.sharding")
 

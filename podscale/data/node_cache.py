@@ -31,12 +31,12 @@ import numpy.typing as npt
 
 from podscale.data.cached_shards import CachedShardMapper
 from podscale.data.decode_index import SUFFIX
-from podscale.data.file_locks import file_lock, is_same_file, remove_unused
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
 from podscale.data.shard_set import ShardSet, map_file
 from podscale.errors import InputError, PodscaleError
+from podscale.util.file_locks import file_lock, is_same_file, remove_unused
 from podscale.util.files import write_atomically
 
 _EVICTABLE = (".tar", SUFFIX)  # endings of the files that the cache may remove
