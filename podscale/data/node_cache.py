@@ -62,14 +62,13 @@ class ShardCache:
                 f"cannot create the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
             ) from error
 
-    def open(self, location: str, memory_bytes: int = 0, *, with_indexes: bool = False) -> ShardSet:
+    def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
         """Open the shard set at a URL: download its small files now, its shards when they are read.
 
         Raises InputError if there is no complete shard set.
 
         Args:
             memory_bytes: Size of the first shards that are kept in this process's memory (see `MemoryCache`).
-            with_indexes: Download the decode index of each shard too, if it has one.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -86,7 +85,7 @@ class ShardCache:
         except (PermissionError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the shard set: {error}", field=location) from error
         write_atomically(directory / MANIFEST_FILE, text)
-        shards = CachedShardMapper(self, remote, directory, manifest, with_indexes=with_indexes)
+        shards = CachedShardMapper(self, remote, directory, manifest)
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
