@@ -3,7 +3,7 @@
 Layout: <cache>/<first 16 digits of the manifest's sha256>/ has the small files of a set and the tar files read so far.
 Processes synchronise by file locks, which the kernel releases when the process that holds them exits:
 
-- `<shard>.lock`, exclusive, while one process downloads the shard;
+- `<shard>.lock`, exclusive, while one process downloads the shard or its decode index;
 - the shard itself, shared, while any process maps it: such a shard is never evicted;
 - `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
 - `<cache>/lock`, exclusive, while space is freed and reserved.
