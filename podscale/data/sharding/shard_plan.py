@@ -153,13 +153,13 @@ class _Listing:
         """Read the listing of a source.
 
         Args:
-            only: classes whose images are listed; None for all.
+            only: Classes whose images are listed; None for all.
         """
-        listing, only = cls(), None if only is None else frozenset(only)
+        listing, chosen = cls(), None if only is None else frozenset(only)
         classes: dict[str, int] = {}
         containers: dict[bytes, int] = {}
         for item in source.items():
-            if only is not None and item.label not in only:
+            if chosen is not None and item.label not in chosen:
                 listing.left_out.add(item.label)
                 continue
             listing.names.append(item.name)
@@ -227,7 +227,7 @@ def _class_names(listed: Sequence[str], data: DataSection) -> list[str]:
             data,
             f"its classes differ from data.classes (missing: {_first_names(missing)}, "
             f"unexpected: {_first_names(extra)})",
-            "Correct the source or the document.",
+            "Correct the source or the document, or choose classes with data.only_classes.",
         )
     return list(data.classes)
 
