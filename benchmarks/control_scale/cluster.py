@@ -12,6 +12,7 @@ from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from benchmarks.failures.cluster_objects import fake_node, new_namespace
 from benchmarks.harness import exit_unavailable
@@ -23,6 +24,8 @@ IMAGE = "registry.example/podscale-gpu:1"
 """Image of fake pods, which no node pulls."""
 RUN_LABEL, STAGE_LABEL = "podscale.dev/run", "podscale.dev/stage"
 JOBSET = ("jobset.x-k8s.io", "v1alpha2", "jobsets")
+API_GROUPS = {JOBSET[0], "kueue.x-k8s.io"}
+START = "make cluster-up WITH='jobset kueue kwok' starts one"
 POD_SIZE = {"cpu": "44", "memory": "390Gi", "ephemeral-storage": "100Gi", GPU: "2"}
 """Requests of a pod, so that a node has room for four."""
 WAIT_SECONDS = 3600.0
@@ -38,12 +41,22 @@ class Cluster:
         try:
             config.load_kube_config(str(kubeconfig), client_configuration=configuration)
         except (config.ConfigException, OSError):
-            exit_unavailable(f"no cluster at {kubeconfig}: make cluster-up WITH='jobset kueue kwok' starts one")
+            exit_unavailable(f"no cluster at {kubeconfig}: {START}")
         configuration.connection_pool_maxsize = 32
         self.kubeconfig = kubeconfig
         self.api = client.ApiClient(configuration)
         self.core = client.CoreV1Api(self.api)
         self.custom = client.CustomObjectsApi(self.api)
+        self._require_programs()
+
+    def _require_programs(self) -> None:
+        """Exit if the cluster does not answer, such as one that ended and left its files, or lacks JobSet or Kueue."""
+        try:
+            groups = {group.name for group in client.ApisApi(self.api).get_api_versions(_request_timeout=10).groups}
+        except (ApiException, HTTPError):
+            exit_unavailable(f"the cluster of {self.kubeconfig} does not answer: {START}")
+        if missing := sorted(API_GROUPS - groups):
+            exit_unavailable(f"the cluster of {self.kubeconfig} has no {' and no '.join(missing)}: {START}")
 
     def get(self, path: str, **query: str) -> Any:
         """Return the JSON of a GET, with few conversions, because some answers have many megabytes."""
@@ -68,8 +81,10 @@ class Cluster:
             try:
                 list(several.map(self._create_node, range(count)))
                 selector = f"podscale.dev/benchmark={NAME}"
-                ready = "ready nodes: is kwok running?"
-                wait(lambda: self._ready_nodes(selector) == count, 120 + count / 10, ready, poll=1 + count / 2000)
+                try:
+                    wait(lambda: self._ready_nodes(selector) == count, 120 + count / 10, "", poll=1 + count / 2000)
+                except TimeoutError:
+                    exit_unavailable(f"the fake nodes are not ready, so kwok does not run: {START}")
                 yield time.monotonic() - started
             finally:
                 list(several.map(self._delete_node, range(count)))

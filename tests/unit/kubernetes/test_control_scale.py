@@ -1,11 +1,15 @@
 """Page of the benchmark of control on a large cluster: medians, ratios and slopes of its measurements."""
 
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.control_scale.cluster import Cluster
 from benchmarks.control_scale.page import Level, Results, Waiting, slope, text
 from benchmarks.control_scale.runs import Start, Usage
+from benchmarks.harness import UNAVAILABLE
+from tests.support.fake_cluster import FakeCluster
 
 
 def usage(requests: float, kilobytes: float, mib: float = 100.0) -> Usage:
@@ -58,3 +62,12 @@ def test_what_was_measured_before_an_early_end_has_a_page(levels: list[Level]) -
     assert "Ended early." in lines
     assert rows(lines, "16")[0][1] == "7"
     assert bool(rows(lines, "memory, MiB")) is any(entry.busy for entry in levels)
+
+
+def test_a_cluster_that_ended_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeCluster().running() as ended:
+        kubeconfig = ended.kubeconfig(tmp_path / "kubeconfig")
+    with pytest.raises(SystemExit) as error:
+        Cluster(kubeconfig)
+    assert error.value.code == UNAVAILABLE
+    assert "does not answer" in capsys.readouterr().err
