@@ -1,11 +1,11 @@
 """Decoded cache of a node: one for each of its processes, or the same bytes shared by all.
 
-    podscale shard <document> && python -m benchmarks.shared_cache SHARD_SET... [--images 3000] [--batch 64] [--size 224]
+    podscale shard <document> && python -m benchmarks.shared_cache SHARD_SET... [--images 8000] [--processes 2 8]
 
-Two parts. Hit rates: the real sample order of images of equal size, counted without decoding. Rates: two
-processes, the ranks of a node, read the shard set with the loader native, which keeps coefficients. All pairs of
-processes are open at the same time and take turns in every round, each after epochs that fill its cache. CPU time is
-user + system of both processes (getrusage). The images of a batch are compared first.
+Two parts. Hit rates: the real sample order of images of equal size, counted without decoding. Rates: the processes of a
+node read the shard set with the loader native, which keeps coefficients. The nodes with different caches are open at
+the same time and take turns in every round, each after epochs that fill its cache. CPU time is user + system of all
+processes of a node (getrusage). The images of a batch are compared first.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -40,16 +40,15 @@ SHARDS, STEPS = 64, 16
 """Shards, and steps of an epoch, of the hit rates."""
 EPOCHS = (2, 5, 10)
 RANKS = (1, 2, 4, 8)
-PROCESSES = 2
 FILL_EPOCHS = 8
-"""Epochs before the first measurement: of its own images, a process has then read all but 1 in 256."""
+"""Epochs before the first measurement; after them all caches are full."""
 PARTS = {"all images": 1.0, "half of the images": 0.5}
-"""Images that fit into the bytes of both processes together."""
-OWN, SHARED, NONE = "a cache for each process", "one cache for both", "no cache"
+"""Images that fit into the bytes of all processes together."""
+OWN, SHARED, NONE = "a cache for each process", "one cache for all", "no cache"
 PACKAGES = ("pillow", "numpy")
-READING = f"""Nothing is evicted, so a cache that is full has the same hit rate in all later epochs. `global` gives a rank
-other images in every epoch. So does `blocked` within the images of its host. {FILL_EPOCHS} epochs fill the caches
-before the rates are measured."""
+READING = f"""Nothing is evicted, so a cache that is full has the same hit rate in all later epochs. `global` gives a
+rank other images in every epoch. So does `blocked` within the images of its host. {FILL_EPOCHS} epochs fill the caches
+before the rates are measured. A median ratio is of the same round, so it is not the ratio of the medians."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ def hit_table(images: int) -> list[str]:
     """Return the table of hit rates, for caches that hold an eighth or all of the images that a host reads."""
     epochs = " / ".join(map(str, EPOCHS))
     lines = [
-        f"Hit rates in epochs {epochs} of {images:,} images, by the part of the images that a host may read and the cache "
-        "of one process holds:",
+        f"Hit rates in epochs {epochs} of {images:,} images, by the part of the images that a host may read and the "
+        "cache of one process holds:",
         "",
     ]
     lines += ["| order | hosts | processes a host | 1/8, own | 1/8, shared | all, own | all, shared |"]
@@ -130,12 +129,13 @@ class Reading:
     batch: int
     size: int
     cache_bytes: int
+    processes: int
 
     def config(self) -> RunConfig:
         section: dict[str, object] = {"loader": "native", "workers": 1, "image_size": self.size}
         if self.cache_bytes:
             section |= {"decoded_cache_bytes": self.cache_bytes, "decoded_cache_form": "coefficients"}
-        train = {"global_batch": PROCESSES * self.batch}
+        train = {"global_batch": self.processes * self.batch}
         return RunConfig.model_validate({"input": section, "train": train})
 
 
@@ -146,7 +146,7 @@ def read_batches(reading: Reading, rank: int, path: str, pipe: Connection) -> No
     split = open_shard_set(reading.directory, config).split("train")
     order, phases = build_sampler(config, split), image_phases(config, len(split))
     loader = build_loader(
-        config, split, order, phases=phases, ranks=range(rank, rank + 1), world_size=PROCESSES, device="cpu"
+        config, split, order, phases=phases, ranks=range(rank, rank + 1), world_size=reading.processes, device="cpu"
     )
     step, checksum = 0, ""
     while steps := pipe.recv():
@@ -154,13 +154,13 @@ def read_batches(reading: Reading, rank: int, path: str, pipe: Connection) -> No
         for batch in loader.batches(step, step + steps):
             images += len(batch)
         used = cpu_seconds() - started
-        step, checksum = step + steps, hashlib.sha256(np.ascontiguousarray(batch.images)).hexdigest()
+        step, checksum = step + steps, hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
         pipe.send((images, used, checksum, loader.cached_bytes["decoded"]))
     loader.close()
 
 
-class Pair:
-    """Two processes that read, each its part of the batches."""
+class Node:
+    """Processes that read, each its part of the batches."""
 
     def __init__(self, pipes: Sequence[Connection]) -> None:
         self._pipes = pipes
@@ -168,7 +168,7 @@ class Pair:
         self.cached_bytes = 0
 
     def read(self, steps: int) -> float:
-        """Read these steps at the same time in both processes; return images per CPU-second."""
+        """Read these steps at the same time in all processes; return images per CPU-second."""
         for pipe in self._pipes:
             pipe.send(steps)
         images, seconds, self.checksums, cached = map(list, zip(*(pipe.recv() for pipe in self._pipes), strict=True))
@@ -177,11 +177,11 @@ class Pair:
 
 
 @contextmanager
-def reading_pair(reading: Reading, *, shared: bool) -> Iterator[Pair]:
-    """Yield two processes with the cache of `reading`, shared or one each."""
+def reading_node(reading: Reading, *, shared: bool) -> Iterator[Node]:
+    """Yield processes with the cache of `reading`, shared or one each."""
     context = multiprocessing.get_context("spawn")
-    with shared_memory("benchmark", PROCESSES * reading.cache_bytes if shared else 0) as path:
-        ends = [context.Pipe() for _ in range(PROCESSES)]
+    with shared_memory("benchmark", reading.processes * reading.cache_bytes if shared else 0) as path:
+        ends = [context.Pipe() for _ in range(reading.processes)]
         processes = [
             context.Process(target=read_batches, args=(reading, rank, path or "", theirs))
             for rank, (_, theirs) in enumerate(ends)
@@ -191,7 +191,7 @@ def reading_pair(reading: Reading, *, shared: bool) -> Iterator[Pair]:
         for _, theirs in ends:
             theirs.close()
         try:
-            yield Pair([own for own, _ in ends])
+            yield Node([own for own, _ in ends])
             for own, _ in ends:
                 own.send(0)
         finally:
@@ -210,49 +210,66 @@ def coefficient_bytes(directory: str) -> int:
     return sum(kept) + 64 * len(kept) + 8192
 
 
-def rate_table(directory: str, images: int, batch: int, size: int, rounds: int) -> list[str]:
-    """Return the table of one shard set."""
+def rate_table(directory: str, nodes: Sequence[int], images: int, batch: int, size: int, rounds: int) -> list[str]:
+    """Return the table of one shard set; `nodes` has numbers of processes."""
     split, total = ShardSet.open(directory).split("train"), coefficient_bytes(directory)
     lines = [
         f"{len(split):,} images of {split.column('size').mean() / 1000:.1f} kB, {total / 1e6:.0f} MB as coefficients; "
-        f"{size} px, two processes:",
+        f"{size} px:",
         "",
-        "| bytes of both hold | cache | kept, MB | images per CPU-second | ratio to own caches |",
-        "|---|---|---:|---:|---:|",
+        "| processes | their bytes hold | cache | kept, MB | images per CPU-second | ratio to own caches |",
+        "|---:|---|---|---:|---:|---:|",
     ]
-    epoch = -(-len(split) // (PROCESSES * batch))
-    steps = max(1, images // (PROCESSES * batch * rounds))
+    for processes in nodes:
+        lines += node_rows(Reading(directory, batch, size, 0, processes), len(split), total, images, rounds)
+    return [*lines, ""]
+
+
+def node_rows(reading: Reading, split_images: int, total: int, images: int, rounds: int) -> list[str]:
+    """Return the rows of one number of processes.
+
+    Args:
+        reading: what they read, without a cache.
+        split_images: images of the shard set.
+        total: bytes of these images as coefficients.
+        images: images of a measurement.
+    """
+    processes, lines = reading.processes, []
+    epoch = -(-split_images // (processes * reading.batch))
+    steps = max(1, images // (processes * reading.batch))
     with ExitStack() as stack:
         variants = {
             (name, kind): stack.enter_context(
-                reading_pair(Reading(directory, batch, size, int(part * total) // PROCESSES), shared=kind == SHARED)
+                reading_node(replace(reading, cache_bytes=int(part * total) // processes), shared=kind == SHARED)
             )
             for name, part in {**PARTS, "": 0.0}.items()
             for kind in ((OWN, SHARED) if part else (NONE,))
         }
         rates: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
-        for pair in variants.values():
-            pair.read(FILL_EPOCHS * epoch)
-        checksums = {tuple(pair.checksums) for pair in variants.values()}
+        for node in variants.values():
+            node.read(FILL_EPOCHS * epoch)
+        checksums = {tuple(node.checksums) for node in variants.values()}
         assert len(checksums) == 1, "the images of the caches differ"
         for _ in range(rounds):
-            for key, pair in variants.items():
-                rates[key].append(pair.read(steps))
-        for (name, kind), pair in variants.items():
+            for key, node in variants.items():
+                rates[key].append(node.read(steps))
+        for (name, kind), node in variants.items():
             own = rates[name, OWN] if name else rates["all images", OWN]
             ratio = median_ratio(rates[name, kind], own)
             median = statistics.median(rates[name, kind])
-            lines.append(f"| {name} | {kind} | {pair.cached_bytes / 1e6:.0f} | {median:.0f} | {ratio:.2f} |")
-    return [*lines, ""]
+            kept = node.cached_bytes / 1e6
+            lines.append(f"| {processes} | {name} | {kind} | {kept:.0f} | {median:.0f} | {ratio:.2f} |")
+    return lines
 
 
 def main() -> None:
     parser = Options(__doc__)
     parser.add_argument("shard_sets", nargs="*", metavar="SHARD_SET")
-    parser.add_size("--images", full=3000, small=16, type=int, help="images of a measurement")
-    parser.add_size("--batch", full=64, small=4, type=int, help="images of a process in a step")
+    parser.add_size("--images", full=8000, small=16, type=int, help="images of a measurement")
+    parser.add_size("--batch", full=32, small=4, type=int, help="images of a process in a step")
     parser.add_size("--size", full=224, small=32, type=int)
     parser.add_size("--rounds", full=5, small=1, type=int)
+    parser.add_size("--processes", full=[2, 8], small=[2], type=int, nargs="+", help="processes of a node")
     parser.add_size("--order-images", full=16384, small=1024, type=int, help="images of the hit rates")
     options = parser.read()
     if not options.shard_sets and not options.small:
@@ -266,7 +283,9 @@ def main() -> None:
     lines = head("Decoded cache: own or shared", PACKAGES) + hit_table(options.order_images)
     with tempfile.TemporaryDirectory() as scratch:
         for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:
-            lines += rate_table(directory, options.images, options.batch, options.size, options.rounds)
+            lines += rate_table(
+                directory, options.processes, options.images, options.batch, options.size, options.rounds
+            )
     write_results(options.results, "shared-cache.md", [*lines, READING])
 
 

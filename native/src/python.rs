@@ -142,6 +142,12 @@ impl SharedImages {
         self.images.used()
     }
 
+    /// Bytes that images may take.
+    #[getter]
+    fn limit(&self) -> usize {
+        self.images.capacity()
+    }
+
     /// Bytes that are left.
     #[getter]
     fn free(&self) -> usize {

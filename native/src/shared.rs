@@ -117,8 +117,8 @@ impl SharedImages {
         (HEADER + self.rows * ENTRY).next_multiple_of(PREFIX)
     }
 
-    /// Bytes of all blocks, a multiple of the alignment.
-    fn capacity(&self) -> usize {
+    /// Bytes of all blocks that fit, a multiple of the alignment.
+    pub fn capacity(&self) -> usize {
         (self.length - self.blocks()) / PREFIX * PREFIX
     }
 

@@ -23,12 +23,20 @@ def shared_memory(name: str, size: int) -> Iterator[str | None]:
         yield None
         return
     try:
-        os.ftruncate(descriptor, size)
-        # A mapped page beyond the end of a file would kill the process that reads it.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+        yield f"/proc/{os.getpid()}/fd/{descriptor}" if _set_size(descriptor, size) else None
     finally:
         os.close(descriptor)
+
+
+def _set_size(descriptor: int, size: int) -> bool:
+    """Set the size of a memfd for good; return False if it is larger than the system allows."""
+    try:
+        os.ftruncate(descriptor, size)
+    except (OSError, OverflowError):
+        return False
+    # A mapped page beyond the end of a file would kill the process that reads it.
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return True
 
 
 def map_shared(path: str) -> mmap.mmap:

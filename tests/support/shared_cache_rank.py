@@ -1,8 +1,8 @@
 """Process of a node whose decoded cache is shared; the variable PODSCALE_DECODED_CACHE names its memory.
 
-    python -m tests.support.shared_cache_rank read SHARD_SET RANK STEPS DOCUMENT    print what a rank read, as JSON
-    python -m tests.support.shared_cache_rank fill SHARD_SET SEED                   keep and check blocks of every row
-    python -m tests.support.shared_cache_rank write SHARD_SET BYTES                 keep large blocks until it is killed
+python -m tests.support.shared_cache_rank read SHARD_SET RANK STEPS DOCUMENT    print what a rank read, as JSON
+python -m tests.support.shared_cache_rank fill SHARD_SET SEED                   keep and check blocks of every row
+python -m tests.support.shared_cache_rank write SHARD_SET BYTES                 keep large blocks until it is killed
 """
 
 import hashlib

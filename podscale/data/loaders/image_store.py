@@ -91,7 +91,7 @@ class SharedImages:
         self._part = own_bytes / len(memory)
         self._memory = memory.view()
         self._memory.flags.writeable = False
-        self.limit_bytes = self.free_bytes
+        self.limit_bytes: int = self._table.limit
 
     @property
     def free_bytes(self) -> int:
@@ -113,15 +113,19 @@ class SharedImages:
         return image.reshape(int(self._heights[row]), int(self._widths[row]), 3)
 
     def keep(self, row: int, image: Image) -> bool:
-        is_packed = isinstance(image, Coefficients)
-        fits: bool = self._table.keep(row, int(is_packed), image.packed if is_packed else image)
+        packed = image.packed if isinstance(image, Coefficients) else None
+        fits: bool = self._table.keep(row, int(packed is not None), image if packed is None else packed)
         return fits
 
 
 def open_image_store(split: Split, limit_bytes: int) -> ImageStore:
     """Return the store of a training loader: the node's shared memory, else one of up to `limit_bytes`."""
     path = os.environ.get(env.DECODED_CACHE)
-    if not limit_bytes or not path:
+    if not limit_bytes:
+        return OwnImages()
+    if not path:
+        if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+            log.warning("each process has its own decoded cache, because the supervisor has no memory to share")
         return OwnImages(limit_bytes)
     if not native.can_share_images():
         log.warning("each process has its own decoded cache, because the native extension cannot share it")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_a_full_memory_does_not_grow(limit, mixed, monkeypatch) -> None:
         found, loader = train_and_close(cached, mixed, 0, 3 * EPOCH)
     assert_same_batches(expected, found)
     assert limit / 2 < loader.cached_bytes["decoded"] <= limit
+    assert loader._images.store.limit_bytes == limit - 4096 - 48 * 8
 
 
 def test_two_processes_that_write_the_same_rows(split, shared) -> None:
@@ -119,7 +121,7 @@ def test_two_processes_that_write_the_same_rows(split, shared) -> None:
         assert [process.wait(120) for process in (one, other)] == [0, 0]
     images = SharedImages(shared, split, MIB)
     places = sorted(images._table.find(row) for row in range(len(split)))
-    assert all(begin + length <= following for (begin, length, _), (following, *_) in zip(places, places[1:]))  # noqa: B905, RUF007
+    assert all(begin + length <= following for (begin, length, _), (following, *_) in pairwise(places))
     assert sorted(length for _, length, _ in places) == [len(block_of(row)) for row in range(len(split))]
     assert images._table.used == sum(-(-length // 16) * 16 + 16 for _, length, _ in places), "no block is lost"
 
@@ -148,7 +150,7 @@ def test_a_killed_writer_neither_blocks_the_others_nor_gives_them_wrong_pixels(s
 
 def memory_names() -> set[str]:
     """Return the mapped files of all processes that have the name of these tests, and such names in /dev/shm."""
-    names = {name for name in os.listdir("/dev/shm") if NAME in name}
+    names = {path.name for path in Path("/dev/shm").iterdir() if NAME in path.name}
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             names |= {line.split(maxsplit=5)[5].strip() for line in maps.read_text().splitlines() if NAME in line}
@@ -204,5 +206,9 @@ def test_without_shared_memory_each_process_has_its_own_cache(split, shared, mon
     other = ShardSet.open(split.directory.parent).split("validation")
     assert isinstance(open_image_store(other, MIB), OwnImages)
     assert "in use for another shard set" in caplog.text
-    with shared_memory(NAME, 0) as none:
-        assert none is None
+    for size in (0, 2**70):
+        with shared_memory(NAME, size) as none:
+            assert none is None
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert isinstance(store(None), OwnImages)
+    assert "because the supervisor has no memory to share" in caplog.text
