@@ -2,7 +2,8 @@
 
 The first task applies the parameters of a run to the document; a local run has none and begins with the shards. If the
 document has an ensemble, its snapshots are collapsed in parallel between train and evaluate, and evaluate scores the
-members together. The same tasks compile for a cluster and run locally.
+members together. If it has formats of exported files, export follows the report. The same tasks compile for a cluster
+and run locally.
 """
 
 from collections.abc import Callable

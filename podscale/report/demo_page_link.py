@@ -73,8 +73,9 @@ def without_demo_link(report: str, page: str | None = None) -> str:
     """
     place = tag("div", id=PLACE_ID)
     if page is not None:
-        text = (f"Classify your own pictures on {page}: the task ", tag("code", "export"), " of this pipeline shows it.")
-        place = tag("div", section_tag(TITLE, tag("p", text)), id=PLACE_ID)
+        task = tag("code", "export")
+        text = tag("p", f"Classify your own pictures on {page}: the task ", task, " of this pipeline shows it.")
+        place = tag("div", section_tag(TITLE, text), id=PLACE_ID)
     return _PLACE.sub(lambda _: place, report, count=1)
 
 

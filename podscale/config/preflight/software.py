@@ -89,16 +89,17 @@ def _page_problems(document: RunConfig) -> Iterator[InputError]:
     """Yield a missing runtime of pages: neither in the user's cache, nor an archive, nor npm to fetch it."""
     if any(env.cache_directory("").glob(f"{WEB_PACKAGE}-*")):
         return
-    archive = os.environ.get(env.WEB_RUNTIME)
+    archive, writes = os.environ.get(env.WEB_RUNTIME), f"`npm pack {WEB_PACKAGE}@VERSION` writes"
     if archive and not Path(archive).is_file():
-        yield InputError("no such file", field=env.WEB_RUNTIME, got=archive, hint=f"Make it: npm pack {WEB_PACKAGE}.")
+        hint = f"Put the archive there that {writes} (docs/how-to/export.md)."
+        yield InputError("no such file", field=env.WEB_RUNTIME, got=archive, hint=hint)
     elif not archive and shutil.which("npm") is None:
         yield InputError(
             f"a page needs {WEB_PACKAGE}, and there is no npm to fetch it",
             field="export.formats",
             got=list(document.export.formats),
-            hint=f"Set {env.WEB_RUNTIME} to the archive that npm pack writes on another machine (in pods: "
-            "launch.cluster.env), or remove the page.",
+            hint=f"Set {env.WEB_RUNTIME} to the archive that {writes} on another machine (in pods: "
+            "launch.cluster.env; docs/how-to/export.md), or remove the page.",
         )
 
 

@@ -1,8 +1,7 @@
-"""The page of the export task in a real browser, in the frame of KFP: it agrees with the evaluation, requests nothing."""
+"""The page of the export task in a real browser, in a frame as KFP's: the evaluation's classes, and no request."""
 
 import base64
 import json
-from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,8 +60,7 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
     row_of_key = {int(key): row for row, key in enumerate(split.keys)}
     images = [split.read(row_of_key[int(key)]).tobytes() for key in evaluated.keys]
     page = tmp_path / "frame.html"
-    sandboxed = f'<iframe sandbox="allow-scripts" srcdoc="{escape(artifact.read_text())}"></iframe>'
-    page.write_text(f"<!doctype html>{sandboxed}")
+    page.write_text(viewer(artifact.read_text()))
 
     with browser(program) as tab:
         tab.open(page)
@@ -83,6 +81,13 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
         assert sum("text.png" in card and "%" not in card for card in cards) == 1
         requests = [e["params"]["request"]["url"] for e in tab.events if e["method"] == "Network.requestWillBeSent"]
         assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def viewer(html: str) -> str:
+    """Return a page that shows `html` as HTMLViewer.tsx of KFP's interface does."""
+    frame = '<iframe src="about:blank" sandbox="allow-scripts"></iframe>'
+    text = json.dumps(html).replace("<", "\\u003c")
+    return f"<!doctype html>{frame}<script>document.querySelector('iframe').srcdoc = {text}</script>"
 
 
 def export_task(run: Path, shards: Path, folder: Path) -> Path:
