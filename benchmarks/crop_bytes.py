@@ -20,7 +20,8 @@ from benchmarks.samples import make_shards
 from podscale.config.schedule import CropSection
 from podscale.data import native
 from podscale.data.crop import CropParams, training_crops
-from podscale.data.decode import Pixels
+from podscale.data.decode import Pixels, find_frame_and_scan
+from podscale.data.decode_index import CHECKSUM_BYTES
 from podscale.data.remote_files import ReadRetryPolicy
 from podscale.data.shard_set import ShardSet, Split
 
@@ -28,7 +29,6 @@ INTERVAL = 8
 """MCUs between two entries; every image has all of them, whatever their size."""
 MARGIN = 2
 """Pixels around a crop that are decoded where chroma is subsampled."""
-START_OF_FRAME, START_OF_SCAN = (0xC0, 0xC1), 0xDA
 READING = """The last two kinds of range need the decode index, whose own bytes are not counted. The last column is the
 number of crops of an image, over all epochs on a node, from which on whole shards are fewer bytes: they are downloaded
 once, in blocks of 8 MiB, and read from the node's cache."""
@@ -58,10 +58,12 @@ class Layout:
     def read(cls, record: Pixels, width: int, height: int) -> "Layout | None":
         """Return the layout of an encoded image; None if the extension does not decode it from entries."""
         index = np.frombuffer(native.build_decode_index(record, INTERVAL, max_percent=10**6), dtype=np.uint8)
-        if not len(index):
+        frame_and_scan = find_frame_and_scan(record.data, height, width)
+        if not len(index) or frame_and_scan is None:
             return None
-        header, mcu, components = _parse(record)
-        bits = index[10:].view("<u2").reshape(-1, 1 + components)[:, 0].astype(np.int64)
+        frame, header = frame_and_scan
+        mcu, components = _mcu(record, frame)
+        bits = index[CHECKSUM_BYTES + 2 :].view("<u2").reshape(-1, 1 + components)[:, 0].astype(np.int64)
         data = record[header:]
         is_marker = (data[:-1] == 0xFF) & ((data[1:] == 0) | (data[1:] >> 3 == 0xD0 >> 3))
         is_stuffed = np.concatenate([[False], is_marker]) | np.append(is_marker & (data[1:] != 0), False)
@@ -82,17 +84,10 @@ class Layout:
         return int(self.offsets[first // INTERVAL]), min(int(self.offsets[end]) + 1, self.size)
 
 
-def _parse(record: Pixels) -> tuple[int, tuple[int, int], int]:
-    """Return the length of the header, the size of an MCU in pixels, and the number of components."""
-    at, mcu, components = 2, (8, 8), 1
-    while True:
-        marker, length = int(record[at + 1]), int(record[at + 2]) << 8 | int(record[at + 3])
-        if marker in START_OF_FRAME:
-            components, sampling = int(record[at + 9]), int(record[at + 11])
-            mcu = (8 * (sampling >> 4), 8 * (sampling & 15)) if components > 1 else (8, 8)
-        at += 2 + length
-        if marker == START_OF_SCAN:
-            return at, mcu, components
+def _mcu(record: Pixels, frame: int) -> tuple[tuple[int, int], int]:
+    """Return the size of an MCU in pixels, and the number of components, by the offset of the height in the frame."""
+    components, sampling = int(record[frame + 4]), int(record[frame + 6])
+    return (8 * (sampling >> 4), 8 * (sampling & 15)) if components > 1 else (8, 8), components
 
 
 def needs(layout: Layout, crop: CropParams) -> dict[str, tuple[int, int]]:
@@ -106,7 +101,7 @@ def needs(layout: Layout, crop: CropParams) -> dict[str, tuple[int, int]]:
     gaps = [start - stop for (_, stop), (start, _) in pairwise(rows) if start > stop]
     return {
         "whole record": (1, layout.size),
-        "from its begin to the last byte of the crop": (1, end),
+        "from its start to the last byte of the crop": (1, end),
         "header, and the bytes from the first to the last row": (2, layout.header + end - begin),
         "header, and the bytes of each row": (2 + len(gaps), layout.header + end - begin - sum(gaps)),
     }

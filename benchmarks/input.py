@@ -38,6 +38,8 @@ from podscale.errors import InputError
 Pipeline = Callable[[Split, int, int], BatchSizes]
 """Reads batches; arguments: split, images of a batch, side in pixels."""
 ROUNDS = 5
+KEPT = {"decoded_cache_bytes": 2**40, "decoded_cache_form": "coefficients"}
+"""Input options that keep the coefficients of all images."""
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
 READING = """`input.loader=auto` takes `native` on CPUs, without the extension `reference`; both have PIL's pixels to
 the bit. The extension decodes only the blocks under a crop. With a decode index, which sharding writes by default, it
@@ -73,9 +75,6 @@ def kept_coefficients(interpolation: str = "bilinear") -> Pipeline:
             yield next(opened[split])
 
     return run
-
-
-KEPT = {"decoded_cache_bytes": 2**40, "decoded_cache_form": "coefficients"}
 
 
 def kept_bytes(split: Split) -> tuple[float, float]:

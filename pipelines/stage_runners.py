@@ -23,8 +23,8 @@ from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.util import env, host_info
+from podscale.util.file_locks import file_lock
 from podscale.util.locations import Location
-from podscale.util.processes import hold_lock_file
 
 
 class StageRunner(Protocol):
@@ -118,7 +118,7 @@ class ContainerRunner:
         self._remove_leftovers()
         handler.run_docker_container = self._run  # type: ignore[attr-defined]
         try:
-            with hold_lock_file(lifeline), set_environment({DOCKER_HOST_VARIABLE: self._host}):
+            with file_lock(lifeline), set_environment({DOCKER_HOST_VARIABLE: self._host}):
                 yield
         finally:
             handler.run_docker_container = original  # type: ignore[attr-defined]

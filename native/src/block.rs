@@ -1,6 +1,5 @@
 //! Blocks of 8 x 8 samples: their coefficients from Huffman codes, and their samples.
 
-use crate::coefficients::Packer;
 use crate::header::{Header, NATURAL, RawTable};
 use crate::huffman::{BitReader, Coded, END_OF_BLOCK, Table};
 use crate::idct::{LARGEST_SUM, MAX_STEP, SAFE_SUM, dc_sample, idct_checked};
@@ -192,10 +191,22 @@ pub fn decode_block<K: Kernels>(
     stride: usize,
 ) -> Result<(), Refusal> {
     let mut block = Block::default();
+    read_coefficients(data, reader, codes, predictor, &mut block)?;
+    write_block::<K>(&mut block, codes.steps, samples, stride)
+}
+
+/// Read the coefficients of a block into one that is empty.
+#[inline(always)]
+pub fn read_coefficients(
+    data: &[u8],
+    reader: &mut BitReader,
+    codes: &Codes,
+    predictor: &mut i32,
+    block: &mut Block,
+) -> Result<(), Refusal> {
     let difference = read_block(data, reader, codes, |position, value| block.set(position, value))?;
     *predictor = predictor.wrapping_add(difference);
-    block.set_dc(*predictor)?;
-    write_block::<K>(&mut block, codes.steps, samples, stride)
+    block.set_dc(*predictor)
 }
 
 /// Write the samples of a block.
@@ -223,28 +234,6 @@ pub fn write_block<K: Kernels>(
         return Err(Refusal::Data);
     }
     idct_checked(block, samples, stride).ok_or(Refusal::Data)
-}
-
-/// Read a block and pack its coefficients.
-#[inline(always)]
-pub fn pack_block(
-    data: &[u8],
-    reader: &mut BitReader,
-    codes: &Codes,
-    predictor: &mut i32,
-    packer: &mut Packer,
-) -> Result<(), Refusal> {
-    let mut block = Block::default();
-    let (mut mask, mut is_wide) = (0_u64, false);
-    let difference = read_block(data, reader, codes, |position, value| {
-        block.set(position, value);
-        mask |= u64::from(value != 0) << (NATURAL[position & 63] & 63);
-        is_wide |= i8::try_from(value).is_err();
-    })?;
-    *predictor = predictor.wrapping_add(difference);
-    block.set_dc(*predictor)?;
-    packer.push(&block, mask, is_wide);
-    Ok(())
 }
 
 /// Read a block of which nothing is needed.

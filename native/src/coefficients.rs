@@ -1,6 +1,6 @@
-//! Coefficients of an image, packed: what the Huffman codes said, in a form that is quick to read from any place on.
+//! Quantised DCT coefficients of an image, packed so that reading can start at any MCU.
 //!
-//! A memory cache keeps them in place of pixels. A crop then costs no Huffman codes. Layout, little-endian:
+//! A memory cache keeps them in place of pixels. A crop then costs no Huffman decoding. Layout, little-endian:
 //!
 //! - height and width (u16), sampling (u8), number of the quantisation table of each component (3 x u8);
 //! - quantisation tables (64 x u16 each, natural order);
@@ -46,20 +46,22 @@ impl<'a> Packer<'a> {
     /// Begin an image in `bytes`, whose content is dropped.
     pub fn new(bytes: &'a mut Vec<u8>, header: &Header, codes: &[Codes; 3]) -> Result<Self, Refusal> {
         let Frame { height, width, sampling } = header.frame;
-        let of = &header.components[..sampling.components()];
-        let first_of = |table: usize| of.iter().position(|component| component.quant == table).unwrap_or(0);
-        let distinct: Vec<usize> = (0..of.len()).filter(|&number| first_of(of[number].quant) == number).collect();
         let side = |length: usize| u16::try_from(length).map_err(|_| Refusal::Format);
         bytes.clear();
         bytes.extend_from_slice(&side(height)?.to_le_bytes());
         bytes.extend_from_slice(&side(width)?.to_le_bytes());
         bytes.push(SAMPLINGS.iter().position(|&other| other == sampling).unwrap_or(0) as u8);
-        for number in 0..3 {
-            let own = of.get(number).map_or(0, |component| first_of(component.quant));
-            bytes.push(distinct.iter().position(|&other| other == own).unwrap_or(0) as u8);
+        let mut tables = Vec::new();
+        for (component, codes) in header.components[..sampling.components()].iter().zip(codes) {
+            let number = tables.iter().position(|&(table, _)| table == component.quant).unwrap_or(tables.len());
+            if number == tables.len() {
+                tables.push((component.quant, codes.steps()));
+            }
+            bytes.push(number as u8);
         }
-        for number in distinct {
-            bytes.extend(codes[number].steps().0.iter().flat_map(|step| step.to_le_bytes()));
+        bytes.resize(PREFIX_BYTES, 0);
+        for (_, steps) in tables {
+            bytes.extend(steps.0.iter().flat_map(|step| step.to_le_bytes()));
         }
         let (across, down) = header.frame.mcus();
         let entry = bytes.len();
@@ -85,9 +87,11 @@ impl<'a> Packer<'a> {
         self.bytes.resize(self.size(), 0);
     }
 
-    /// Add a block; `mask` has a bit for each AC coefficient that is not 0, in natural order.
     #[inline(always)]
-    pub fn push(&mut self, block: &Block, mask: u64, is_wide: bool) {
+    pub fn push(&mut self, block: &Block) {
+        let ac = || block.0.iter().enumerate().skip(1);
+        let mask = ac().fold(0, |mask, (position, &value)| mask | u64::from(value != 0) << position);
+        let is_wide = ac().fold(false, |is_wide, (_, &value)| is_wide | i8::try_from(value).is_err());
         let mut packed = [0; WINDOW];
         packed[1..BLOCK_PREFIX].copy_from_slice(&block.0[0].to_le_bytes());
         let mut at = BLOCK_PREFIX;

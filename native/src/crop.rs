@@ -127,15 +127,11 @@ impl Cropper {
 
     /// Return the packed coefficients of a file; None if they have more than `limit` bytes.
     pub fn pack(&mut self, file: &[u8], limit: usize) -> Result<Option<&[u8]>, Refusal> {
-        let header = header::parse(file)?;
-        let Decoder { scan, packed, .. } = &mut self.decoder;
         #[cfg(target_arch = "x86_64")]
         if self.has_avx2 {
-            let fits = scan.pack::<crate::kernels::Avx2>(&header, limit, packed)?;
-            return Ok(fits.then_some(packed));
+            return self.decoder.pack::<crate::kernels::Avx2>(file, limit);
         }
-        let fits = scan.pack::<Portable>(&header, limit, packed)?;
-        Ok(fits.then_some(packed))
+        self.decoder.pack::<Portable>(file, limit)
     }
 }
 
@@ -169,6 +165,11 @@ pub fn has_avx2() -> bool {
 }
 
 impl Decoder {
+    fn pack<K: Kernels>(&mut self, file: &[u8], limit: usize) -> Result<Option<&[u8]>, Refusal> {
+        let fits = self.scan.pack::<K>(&header::parse(file)?, limit, &mut self.packed)?;
+        Ok(fits.then_some(&self.packed))
+    }
+
     /// As `run`, compiled for a processor with AVX2 and BMI.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2")]

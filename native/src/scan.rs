@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::block::{Codes, Tables, decode_block, pack_block, pass_block, read_pair, write_block};
+use crate::block::{Block, Codes, Tables, decode_block, pass_block, read_coefficients, read_pair, write_block};
 use crate::coefficients::{GROUP, Packer};
 use crate::header::Header;
 use crate::huffman::BitReader;
@@ -350,7 +350,9 @@ impl<'a> Scan<'a> {
             for component in 0..self.components {
                 let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
                 for _ in 0..if component == 0 { h * v } else { 1 } {
-                    pack_block(self.data, &mut self.reader, codes, predictor, packer)?;
+                    let mut block = Block::default();
+                    read_coefficients(self.data, &mut self.reader, codes, predictor, &mut block)?;
+                    packer.push(&block);
                 }
             }
         }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podscale.cli.options import Json, Set, complete_run
+from podscale.cli.options import Json, Set, complete_run, open_output_folder
 from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.util import env, host_info
@@ -58,14 +58,14 @@ def allreduce(
     side: Annotated[int, typer.Option(help="Side of the images in the measured step, pixels.", min=8)] = 64,
     batch: Annotated[int, typer.Option(help="Images per rank in the measured step.", min=2)] = 8,
     time_limit: Annotated[float, typer.Option(help="Time limit for everything, seconds.", min=10)] = 900.0,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for allreduce.md, .json and .svg.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for allreduce.md, .json and .svg; created if missing.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure all-reduces (gloo or NCCL): time, algbw and busbw by size and axis, and exposed time in a step."""
     from podscale.bench import all_reduce
 
-    if out is not None and not out.is_dir():
-        raise InputError("the folder does not exist", field="--out", got=str(out))
     job = {
         "sections": {name: _section(name, wire, row, bucket_mb) for name in algorithms.split(",")},
         "sizes": all_reduce.parse_sizes(sizes),
@@ -75,6 +75,8 @@ def allreduce(
         "side": side,
         "batch": batch,
     }
+    if out is not None:
+        open_output_folder(out)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         results = _run_as_worker(job)
         if os.environ["RANK"] != "0":
@@ -121,7 +123,9 @@ def train(
     time_limit: Annotated[float, typer.Option(help="Time limit of one variant, seconds.", min=10)] = 300.0,
     budget: Annotated[float, typer.Option(help="Time limit of all variants, seconds.", min=10)] = 86400.0,
     profile: Annotated[bool, typer.Option("--profile", help="Also list a step's kernels by class (GPU).")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json; created if missing.")
+    ] = Path(),
 ) -> None:
     """Measure images/s, parts of a step, fraction of the device's peak, and memory. The same command resumes it."""
     from podscale import config
@@ -129,8 +133,6 @@ def train(
     from podscale.bench.train_report import format_report, write_report
     from podscale.bench.variants import named_sweep, variant_grid
 
-    if not out.is_dir():
-        raise InputError("the folder does not exist", field="--out", got=str(out))
     if sweep is not None and vary:
         raise InputError("only one of them can define the variants", field="--sweep, --vary")
     path = presets.resolve_preset(document) if document is not None else None
@@ -150,6 +152,7 @@ def train(
         result = f"{row.found['images_per_second']:,.1f} images/s" if row.found else row.reason
         print(f"{row.name}: {result}", file=sys.stderr, flush=True)
 
+    open_output_folder(out)
     rows = run_sweep(load_variant, variants, settings, out / f"{name}.json", report_row)
     print("\n".join(format_report(command, rows)))
 
@@ -199,7 +202,7 @@ def input_rates(
         typer.Option(help="Images/s to compare with; default: ResNet-50 on this GPU or an H100, as published.", min=1),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for input-<device>.md and input-<device>.json.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for input-<device>.md and .json; created if missing.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -212,8 +215,6 @@ def input_rates(
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.util.files import write_atomically
 
-    if out is not None and not out.is_dir():
-        raise InputError("the folder does not exist", field="--out", got=str(out))
     if (source is None) == (shard_set is None):
         problem = "missing" if source is None else "only one of them can have the images"
         raise InputError(problem, field="--source, --shard-set", hint="Give one of them.")
@@ -224,6 +225,8 @@ def input_rates(
     gpus = host_info.gpu_names()
     target = device or ("cuda:0" if host_info.visible_gpus() else "cpu")
     rows = _input_rows(loaders, workers, target)
+    if out is not None:
+        open_output_folder(out)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="podscale-bench-") as folder:
         split = open_shard_set(shard_set or _pack(run, folder), run).split("train")

@@ -1,6 +1,7 @@
 """Arguments and options that several commands share."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from podscale.errors import InputError
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -27,6 +30,16 @@ def complete_option(incomplete: str) -> list[str]:
     from podscale.config import option_names
 
     return [f"{name}=" for name in option_names() if name.startswith(incomplete)]
+
+
+def open_output_folder(folder: Path) -> None:
+    """Create the folder that --out names, before long work starts. Raises InputError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be created: {error.strerror}", field="--out", got=str(folder)) from error
+    if not os.access(folder, os.W_OK):
+        raise InputError("cannot be written", field="--out", got=str(folder), hint="Name a folder that you can write.")
 
 
 Run = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.options import Convert, PlainSoftmax
+from podscale.cli.options import Convert, PlainSoftmax, open_output_folder
 from podscale.errors import ExitCode, InputError
 from podscale.util.formatting import format_count
 from podscale.util.progress_reports import ignore_progress
@@ -119,7 +119,7 @@ def _predict_part(
         raise InputError("a part needs a folder", field="--out", hint="Name the folder of all parts.")
     lines = parts.SpooledLines(standard_input_lines()) if STANDARD_INPUT in images else ()
     predictor = Predictor.open(model, images, options, lines)
-    parts.open_folder(folder)
+    open_output_folder(folder)
     if merged is not None:
         check_output(merged, "--merge")  # beside the folder, as a rule, so it was just made
     line = ProgressLine(sys.stderr)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podscale.cli.documents import check_policy
-from podscale.cli.options import ClusterOptions, Defaults, Kfp, Set, complete_document, expand_option_groups
+from podscale.cli.options import (
+    ClusterOptions,
+    Defaults,
+    Kfp,
+    Set,
+    complete_document,
+    expand_option_groups,
+    open_output_folder,
+)
 from podscale.errors import InputError
 from podscale.pipelines import presets
 
@@ -125,16 +133,8 @@ def study(
 
     loaded = _load_study(document, changes)
     if out is not None and not dry_run:
-        _make_folder(out)
+        open_output_folder(out)
     run_study(loaded, StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out, results_only))
-
-
-def _make_folder(out: Path) -> None:
-    """Create the folder of the results now, so that an error comes before the first trial."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot be created: {error.strerror}", field="--out", got=str(out)) from error
 
 
 def _load_study(document: str, changes: Sequence[str], defaults: "DefaultValues | None" = None) -> "StudyDocument":

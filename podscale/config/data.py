@@ -217,9 +217,9 @@ class InputSection(Section):
     )
     decoded_cache_form: Literal["auto", "pixels", "coefficients"] = placement_field(
         "auto",
-        "Form of the images in the decoded cache. `pixels`: 3 bytes a pixel, the fastest to crop. `coefficients`: what "
-        "a JPEG holds without Huffman codes, about twice the bytes of the file, with the loader native. `auto`: the "
-        "form with the higher rate, computed from a few images at the start. The crops stay the same.",
+        "Form of the images in the decoded cache. `pixels`: 3 bytes a pixel, the fastest to crop. `coefficients`: DCT "
+        "coefficients of JPEGs, about twice the bytes of the file, only with the loader native. `auto`: the form with "
+        "the higher rate, measured on a few images at the start. Pixels of crops stay the same.",
     )
 
     @field_validator("loader", mode="before")

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.data.decode_index import DecodeIndex, decode_index_path
-from podscale.data.file_locks import file_lock
 from podscale.data.manifest import Shard, ShardSetManifest
 from podscale.data.remote_decode_indexes import RemoteDecodeIndexes
 from podscale.data.remote_files import RemoteFiles
 from podscale.errors import PodscaleError
+from podscale.util.file_locks import file_lock
 
-log = logging.getLogger("podscale.data.sharding")
+log = logging.getLogger("podscale.data")
 
 _MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
 
@@ -51,11 +51,9 @@ class CachedShardMapper:
         remote: RemoteFiles,
         directory: Path,
         manifest: ShardSetManifest,
-        *,
-        with_indexes: bool = False,
     ) -> None:
         self._cache, self._remote = cache, remote
-        self._remote_indexes = RemoteDecodeIndexes(remote, cache.write_if_space) if with_indexes else None
+        self._remote_indexes = RemoteDecodeIndexes(remote, cache.write_if_space)
         self._shards = {
             directory / split / shard.name: (f"{split}/{shard.name}", shard)
             for split, summary in manifest.splits.items()
@@ -83,9 +81,10 @@ class CachedShardMapper:
                 self._maps.popitem(last=False)  # unmapped once no batch refers to it
         return mapped
 
-    def prefetch(self, paths: Sequence[Path]) -> None:
+    def prefetch(self, paths: Sequence[Path], *, with_indexes: bool = False) -> None:
         """Download shards in the background while there is free space; skip those that other processes download."""
-        threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
+        arguments = (list(paths), with_indexes)
+        threading.Thread(target=self._prefetch, args=arguments, name="podscale-prefetch", daemon=True).start()
 
     def is_local(self, path: Path) -> bool:
         return path.exists()
@@ -101,8 +100,6 @@ class CachedShardMapper:
             return mapped.copy()
         content = np.empty(shard.bytes, dtype=np.uint8)
         self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
-        with file_lock(_lock_path(path)):
-            self._fetch_index(path)
         return content
 
     def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
@@ -110,9 +107,7 @@ class CachedShardMapper:
             if path in self._indexes:
                 self._indexes.move_to_end(path)
                 return self._indexes[path]
-        if not decode_index_path(path).exists():  # evicted, or the shard was cached without it
-            with file_lock(_lock_path(path)):
-                self._fetch_index(path)
+        self.fetch_index(path)
         with suppress(FileNotFoundError):
             os.utime(decode_index_path(path))  # the last use, for the eviction
         index = DecodeIndex.read_if_usable(path, shard.sha256, shard.count)
@@ -124,11 +119,12 @@ class CachedShardMapper:
                 self._indexes.popitem(last=False)
         return index
 
-    def _fetch_index(self, path: Path) -> None:
-        """Download the index of a shard, if this set's are wanted; the caller holds the lock of the shard."""
-        if self._remote_indexes is not None:
-            name, shard = self._shards[path]
-            self._remote_indexes.fetch(name, path, shard)
+    def fetch_index(self, path: Path) -> None:
+        """Download the decode index of a shard, unless it is cached or the set has no usable one."""
+        name, shard = self._shards[path]
+        if not decode_index_path(path).exists():
+            with file_lock(_lock_path(path)):
+                self._remote_indexes.fetch(name, path, shard)
 
     def _fetch(self, path: Path) -> npt.NDArray[np.uint8]:
         name, shard = self._shards[path]
@@ -136,19 +132,17 @@ class CachedShardMapper:
             with file_lock(_lock_path(path)):
                 if not path.exists():
                     self._cache.download(self._remote, name, path, shard, evict=True)
-                    self._fetch_index(path)
         return mapped
 
-    def _prefetch(self, paths: list[Path]) -> None:
+    def _prefetch(self, paths: list[Path], with_indexes: bool = False) -> None:
         for path in paths:
             name, shard = self._shards[path]
             try:
                 with file_lock(_lock_path(path), wait=False):
-                    if path.exists():
-                        continue
-                    if not self._cache.download(self._remote, name, path, shard, evict=False):
+                    if not path.exists() and not self._cache.download(self._remote, name, path, shard, evict=False):
                         return
-                    self._fetch_index(path)
+                if with_indexes:
+                    self.fetch_index(path)
             except BlockingIOError:
                 continue
             except (PodscaleError, OSError) as error:

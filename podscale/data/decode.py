@@ -40,7 +40,7 @@ def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> E
     enough = rows + _MARGIN
     if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
         return None
-    frame_and_scan = _find_frame_and_scan(record.data, height, width)
+    frame_and_scan = find_frame_and_scan(record.data, height, width)
     if frame_and_scan is None:
         return None
     at, scan = frame_and_scan
@@ -52,7 +52,7 @@ def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> E
     return shorter
 
 
-def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
+def find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
     """Return the offsets of the height and of the scan in a JPEG of this size with 8 bits and 1 or 3 components."""
     at, frame, components = 2, None, 0
     while at + 10 <= len(data) and data[at] == 0xFF:

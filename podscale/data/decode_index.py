@@ -25,9 +25,9 @@ SUFFIX = ".decode"
 
 ImageIndex = npt.NDArray[np.uint8]
 CHECKSUM_BYTES = 8
-"""Length of the checksum at the begin of an image's index, bytes."""
+"""Length of the checksum at the start of an image's index, bytes."""
 REMEDY = "podscale shard RUN --verify --decode-index"
-"""Command that writes damaged indexes again, whatever the damage."""
+"""Command that repairs any damage of the indexes."""
 NO_INDEX: ImageIndex = np.empty(0, dtype=np.uint8)
 """Decode index of an image that has none."""
 
@@ -130,7 +130,10 @@ def write_decode_index(shard: Path, sha256: str, interval: int, images: Sequence
 
 
 def is_index_of(index: ImageIndex, record: npt.NDArray[np.uint8]) -> bool:
-    """Return True if an image's index has the checksum of itself and of the encoded image `record`, uint8 [bytes]."""
+    """Return True if an image's index has the checksum of itself and of the encoded image `record`, uint8 [bytes].
+
+    The extension compares it too; this comparison verifies sets on machines without the extension.
+    """
     rest = xxhash.xxh3_64_intdigest(index[CHECKSUM_BYTES:].data)
     found = int.from_bytes(index[:CHECKSUM_BYTES].tobytes(), "little")
     return len(index) > CHECKSUM_BYTES and found == xxhash.xxh3_64_intdigest(record.data, seed=rest)

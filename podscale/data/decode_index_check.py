@@ -1,16 +1,14 @@
-"""Statistics and verification of the decode indexes of a local shard set.
+"""Verification of the decode indexes of a local shard set.
 
-Verification compares the checksum of every image, and decodes a sample of images with their indexes. A damaged index is
-no damage of the set: an image whose index cannot be used is decoded without it.
+It compares the checksum of every image, and decodes a sample of images with their indexes. A damaged index is no damage
+of the set: an image whose index cannot be used is decoded without it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from podscale.data import native
 from podscale.data.crop import CropParams, CropParamsBatch
@@ -19,7 +17,6 @@ from podscale.data.decode_index import DecodeIndex, ImageIndex, decode_index_pat
 from podscale.data.manifest import Damage, Shard
 from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
-from podscale.util.formatting import format_bytes, format_count, join_words
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 
 DECODED_IMAGES = 200
@@ -31,65 +28,20 @@ _BATCH = 50
 _SHOWN = 3
 """Images of a shard that a message names."""
 
-Rows = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class DecodeIndexStatistics:
-    """Decode indexes of a split.
-
-    Args:
-        shards: Shards with a usable index.
-        unusable: Shards whose index is damaged, of another version, or of another shard.
-        images: Images in use that have an entry or more.
-        intervals: MCUs between two entries, of the shards; an image may have more.
-        bytes: Size of the usable indexes.
-        fraction: That size, as a fraction of all shards of the split.
-    """
-
-    shards: int
-    unusable: int
-    images: int
-    intervals: list[int]
-    bytes: int
-    fraction: float
-
-    def to_text(self, shards: int, images: int) -> str:
-        """Return one line, for a split of this many shards and images."""
-        bad = f"{self.unusable:,} unusable" if self.unusable else ""
-        if not self.shards:
-            return bad or "none"
-        of_shards = f"{self.shards:,} of {format_count(shards, 'shard')}"
-        of_images = f"{self.images:,} of {format_count(images, 'image')}"
-        intervals = join_words([str(interval) for interval in self.intervals], "or")
-        size = f"{format_bytes(self.bytes)} ({self.fraction:.1%} of the shards)"
-        return ", ".join(filter(None, (of_shards, of_images, f"every {intervals} MCUs", size, bad)))
-
 
 @dataclass(frozen=True)
 class DecodeIndexVerification:
-    """Result of a verification: images with their checksum, images that were decoded, and the unusable files."""
+    """Result of a verification.
+
+    Args:
+        images: Images whose index has the right checksum.
+        decoded: Images that were decoded with their index and without it.
+        damage: Unusable files.
+    """
 
     images: int
     decoded: int
     damage: tuple[Damage, ...]
-
-
-def decode_index_statistics(split: Split, shards: tuple[Shard, ...]) -> DecodeIndexStatistics:
-    """Return the statistics of a split with these shards."""
-    found, unusable, images = [], 0, 0
-    for shard, rows in zip(shards, _rows_by_shard(split, shards), strict=True):
-        try:
-            index = DecodeIndex.read(split.directory / shard.name, shard.sha256, shard.count)
-        except InputError:
-            unusable += 1
-            continue
-        if index is not None:
-            found.append(index)
-            images += int(np.count_nonzero(index.lengths[split.numbers_in_shard(rows)]))
-    size, of = sum(index.size for index in found), sum(shard.bytes for shard in shards)
-    intervals = sorted({index.interval for index in found})
-    return DecodeIndexStatistics(len(found), unusable, images, intervals, size, size / of if of else 0.0)
 
 
 def verify_decode_indexes(
@@ -103,82 +55,65 @@ def verify_decode_indexes(
         damaged: Files of the set that are damaged; indexes of such shards are not checked.
     """
     ticker = ProgressReporter("verify", progress, shard_set.manifest.count)
-    damage, sound, decoded = [], 0, 0
+    results = []
     for name, summary in shard_set.manifest.splits.items():
         split = shard_set.split(name)
-        rows_by_shard = _rows_by_shard(split, summary.shards)
-        step = max(1, -(-len(split) // DECODED_IMAGES))
-        for shard, rows in zip(summary.shards, rows_by_shard, strict=True):
-            file = f"{name}/{decode_index_path(Path(shard.name)).name}"
+        for number, shard in enumerate(summary.shards):
             if f"{name}/{shard.name}" not in damaged and f"{name}/index" not in damaged:
-                try:
-                    index = DecodeIndex.read(split.directory / shard.name, shard.sha256, shard.count)
-                except InputError as error:
-                    damage.append(Damage(file, error.problem))
-                    index = None
-                if index is not None:
-                    found = _ShardCheck(split, index, rows)
-                    sample = rows[rows % step == 0]
-                    decoded += found.compare_pixels(sample) if native.is_available() else 0
-                    sound += found.sound
-                    damage += [Damage(file, problem) for problem in found.problems()]
+                results.append(_verify_shard(split, number, shard))
             ticker.add(shard.count, shard.bytes)
     ticker.close()
-    return DecodeIndexVerification(sound, decoded, tuple(damage))
+    return DecodeIndexVerification(
+        sum(found.images for found in results),
+        sum(found.decoded for found in results),
+        tuple(chain.from_iterable(found.damage for found in results)),
+    )
 
 
-def _rows_by_shard(split: Split, shards: tuple[Shard, ...]) -> list[Rows]:
-    ends = np.searchsorted(split.column("shard"), np.arange(len(shards) + 1)).tolist()
-    return [np.arange(begin, end) for begin, end in pairwise(ends)]
+def _verify_shard(split: Split, number: int, shard: Shard) -> DecodeIndexVerification:
+    """Check the index of one shard, the one of this number in its split."""
+    path = split.directory / shard.name
+    file = f"{split.name}/{decode_index_path(path).name}"
+    try:
+        index = DecodeIndex.read(path, shard.sha256, shard.count)
+    except InputError as error:
+        return DecodeIndexVerification(0, 0, (Damage(file, error.problem),))
+    if index is None:
+        return DecodeIndexVerification(0, 0, ())
+    rows = split.rows_of_shard(number)
+    numbers = split.numbers_in_shard(rows)
+    indexes = {row: found for row, at in zip(rows.tolist(), numbers.tolist(), strict=True) if len(found := index[at])}
+    sound = {row: found for row, found in indexes.items() if is_index_of(found, split.read(row))}
+    step = max(1, -(-len(split) // DECODED_IMAGES))
+    sample = {row: found for row, found in sound.items() if row % step == 0} if native.is_available() else {}
+    rows_by_problem = {
+        "entries are damaged or of other images": [row for row in indexes if row not in sound],
+        "entries do not lead to the pixels of the image": _rows_with_other_pixels(split, sample),
+    }
+    damage = []
+    for problem, wrong in rows_by_problem.items():
+        if wrong:
+            keys = ", ".join(str(split.keys[row]) for row in wrong[:_SHOWN]) + (", ..." if len(wrong) > _SHOWN else "")
+            damage.append(Damage(file, f"{problem}: {len(wrong):,} of {len(indexes):,} images (samples {keys})"))
+    return DecodeIndexVerification(len(sound), len(sample), tuple(damage))
 
 
-class _ShardCheck:
-    """Check of one shard's index against the images of the shard."""
-
-    def __init__(self, split: Split, index: DecodeIndex, rows: Rows) -> None:
-        self._split = split
-        self._indexes = {
-            row: found
-            for row, number in zip(rows.tolist(), split.numbers_in_shard(rows).tolist(), strict=True)
-            if len(found := index[number])
-        }
-        self._of_another_image = [
-            row for row, found in self._indexes.items() if not is_index_of(found, split.read(row))
-        ]
-        self._with_other_pixels: list[int] = []
-
-    @property
-    def sound(self) -> int:
-        """Images whose index has the right checksum."""
-        return len(self._indexes) - len(self._of_another_image)
-
-    def compare_pixels(self, rows: Rows) -> int:
-        """Decode those of `rows` that have an index with it and without it; return their number."""
-        wrong = set(self._of_another_image)
-        chosen = [row for row in rows.tolist() if row in self._indexes and row not in wrong]
-        for begin in range(0, len(chosen), _BATCH):
-            batch = np.array(chosen[begin : begin + _BATCH])
-            indexes = [self._indexes[row] for row in batch.tolist()]
-            self._with_other_pixels += _rows_with_other_pixels(self._split, batch, indexes)
-        return len(chosen)
-
-    def problems(self) -> Iterator[str]:
-        """Yield the problem of each kind, with the first images that have it."""
-        for problem, rows in (
-            ("entries are damaged or of other images", self._of_another_image),
-            ("entries do not lead to the pixels of the image", self._with_other_pixels),
-        ):
-            if rows:
-                keys = ", ".join(str(self._split.keys[row]) for row in rows[:_SHOWN])
-                more = ", ..." if len(rows) > _SHOWN else ""
-                yield f"{problem}: {len(rows):,} of {len(self._indexes):,} images (samples {keys}{more})"
+def _rows_with_other_pixels(split: Split, indexes: Mapping[int, ImageIndex]) -> list[int]:
+    """Return the rows that the extension decodes otherwise with their indexes than the reference path."""
+    rows = list(indexes)
+    wrong = []
+    for begin in range(0, len(rows), _BATCH):
+        batch = rows[begin : begin + _BATCH]
+        is_wrong = _differs_from_reference(split, batch, [indexes[row] for row in batch])
+        wrong += [row for row, differs in zip(batch, is_wrong, strict=True) if differs]
+    return wrong
 
 
-def _rows_with_other_pixels(split: Split, rows: Rows, indexes: list[ImageIndex]) -> list[int]:
-    """Return those of `rows` that the extension decodes otherwise with these indexes than the reference path."""
-    records = [split.read(row) for row in rows.tolist()]
+def _differs_from_reference(split: Split, rows: list[int], indexes: list[ImageIndex]) -> list[bool]:
+    """Return True for each row that the extension decodes otherwise with its index than the reference path."""
+    records = [split.read(row) for row in rows]
     heights, widths = split.column("height")[rows], split.column("width")[rows]
-    decoder, wrong = native.CropDecoder(1), np.zeros(len(rows), dtype=np.bool_)
+    decoder, wrong = native.CropDecoder(1), [False] * len(rows)
     pixels = [_decode(record) for record in records]
     for crops in _crops(heights.tolist(), widths.tolist()):
         columns = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
@@ -189,7 +124,7 @@ def _rows_with_other_pixels(split: Split, rows: Rows, indexes: list[ImageIndex])
                 continue  # a damaged image is no damage of its index
             wanted = np.asarray(crop_and_resize(whole, crop, DECODED_SIDE, "bilinear"))
             wrong[slot] |= status[slot] != 0 or not np.array_equal(images[slot], wanted)
-    return [int(row) for row in rows[wrong]]
+    return wrong
 
 
 def _decode(record: Pixels) -> Pixels | None:

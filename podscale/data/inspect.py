@@ -11,12 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 from podscale.data.decode_index import REMEDY
-from podscale.data.decode_index_check import (
-    DecodeIndexStatistics,
-    DecodeIndexVerification,
-    decode_index_statistics,
-    verify_decode_indexes,
-)
+from podscale.data.decode_index_check import DecodeIndexVerification, verify_decode_indexes
+from podscale.data.decode_index_statistics import DecodeIndexStatistics, decode_index_statistics
 from podscale.data.index import JPEG, ImageFlag
 from podscale.data.manifest import verify_shard_set as verify_files
 from podscale.data.shard_set import ShardSet, Split

@@ -22,7 +22,7 @@ from podscale.data.shard_set import ShardMapper
 from podscale.errors import InputError, PodscaleError
 from podscale.util.formatting import format_bytes
 
-log = logging.getLogger("podscale.data.sharding")
+log = logging.getLogger("podscale.data")
 
 
 class ReadableShardMapper(ShardMapper, Protocol):
@@ -36,6 +36,10 @@ class ReadableShardMapper(ShardMapper, Protocol):
 
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
         """Return a copy of a shard."""
+        ...
+
+    def fetch_index(self, path: Path) -> None:
+        """Download the decode index of a shard, if it has one."""
         ...
 
 
@@ -71,7 +75,7 @@ class MemoryCache:
             return self._load(path)
         return self._backing(path)
 
-    def prefetch(self, paths: Sequence[Path]) -> None:
+    def prefetch(self, paths: Sequence[Path], *, with_indexes: bool = False) -> None:
         """Read the shards that fit into memory, in this order; raises InputError if the limit is below one shard."""
         with self._lock:
             chosen = [path for path in paths if path not in self._planned and self._reserve(path)]
@@ -90,8 +94,9 @@ class MemoryCache:
                 len(paths),
                 format_bytes(self._limit_bytes),
             )
-            self._backing.prefetch(rest)
-        threading.Thread(target=self._load_all, args=(chosen,), name="podscale-records", daemon=True).start()
+            self._backing.prefetch(rest, with_indexes=with_indexes)
+        arguments = (chosen, with_indexes)
+        threading.Thread(target=self._load_all, args=arguments, name="podscale-records", daemon=True).start()
 
     def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
         return self._backing.decode_index(path, shard)
@@ -104,10 +109,12 @@ class MemoryCache:
         self._planned.add(path)
         return True
 
-    def _load_all(self, paths: Sequence[Path]) -> None:
+    def _load_all(self, paths: Sequence[Path], with_indexes: bool) -> None:
         for path in paths:
             try:
                 self._load(path)
+                if with_indexes:
+                    self._backing.fetch_index(path)
             except (PodscaleError, OSError, MemoryError) as error:  # the next read of the shard raises it again
                 log.warning("%s: cannot read the shard into memory: %s", path.name, error)
                 return

@@ -96,7 +96,7 @@ def has_avx2() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Coefficients of a JPEG without its Huffman codes, for a cache; native/src/coefficients.rs has their layout."""
+    """Quantised DCT coefficients of a JPEG, packed for a cache; native/src/coefficients.rs has their layout."""
 
     packed: bytes
 

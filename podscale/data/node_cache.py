@@ -3,7 +3,7 @@
 Layout: <cache>/<first 16 digits of the manifest's sha256>/ has the small files of a set and the tar files read so far.
 Processes synchronise by file locks, which the kernel releases when the process that holds them exits:
 
-- `<shard>.lock`, exclusive, while one process downloads the shard;
+- `<shard>.lock`, exclusive, while one process downloads the shard or its decode index;
 - the shard itself, shared, while any process maps it: such a shard is never evicted;
 - `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
 - `<cache>/lock`, exclusive, while space is freed and reserved.
@@ -31,12 +31,12 @@ import numpy.typing as npt
 
 from podscale.data.cached_shards import CachedShardMapper
 from podscale.data.decode_index import SUFFIX
-from podscale.data.file_locks import file_lock, is_same_file, remove_unused
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
 from podscale.data.shard_set import ShardSet, map_file
 from podscale.errors import InputError, PodscaleError
+from podscale.util.file_locks import file_lock, is_same_file, remove_unused
 from podscale.util.files import write_atomically
 
 _EVICTABLE = (".tar", SUFFIX)  # endings of the files that the cache may remove
@@ -62,14 +62,13 @@ class ShardCache:
                 f"cannot create the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
             ) from error
 
-    def open(self, location: str, memory_bytes: int = 0, *, with_indexes: bool = False) -> ShardSet:
+    def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
         """Open the shard set at a URL: download its small files now, its shards when they are read.
 
         Raises InputError if there is no complete shard set.
 
         Args:
             memory_bytes: Size of the first shards that are kept in this process's memory (see `MemoryCache`).
-            with_indexes: Download the decode index of each shard too, if it has one.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -86,7 +85,7 @@ class ShardCache:
         except (PermissionError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the shard set: {error}", field=location) from error
         write_atomically(directory / MANIFEST_FILE, text)
-        shards = CachedShardMapper(self, remote, directory, manifest, with_indexes=with_indexes)
+        shards = CachedShardMapper(self, remote, directory, manifest)
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:

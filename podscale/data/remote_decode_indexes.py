@@ -1,7 +1,7 @@
 """Download of the decode indexes of a remote shard set to the node cache, beside their shards.
 
-The indexes are optional, so nothing here raises an error of the store or of the disk. A set is indexed as a whole: the
-first shard without an index, or a request that fails, ends the requests of this process.
+The indexes are optional, so nothing here raises an error of the store or of the disk. Either all shards of a set have
+an index or none. So the first missing index, or the first request that fails, ends the requests of this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podscale.data.manifest import Shard
 from podscale.data.remote_files import RemoteFiles
 from podscale.errors import InputError, PodscaleError
 
-log = logging.getLogger("podscale.data.sharding")
+log = logging.getLogger("podscale.data")
 
 MAX_ATTEMPTS = 2
 """Attempts of one request: a training waits for it."""

@@ -14,7 +14,7 @@ import fsspec
 from podscale.errors import InputError, PodscaleError
 from podscale.util.processes import call_with_timeout
 
-log = logging.getLogger("podscale.data.sharding")
+log = logging.getLogger("podscale.data")
 
 T = TypeVar("T")
 

@@ -23,10 +23,10 @@ class ShardMapper(Protocol):
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
 
-    def prefetch(self, paths: Sequence[Path]) -> None: ...
+    def prefetch(self, paths: Sequence[Path], *, with_indexes: bool = False) -> None: ...
 
     def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
-        """Return the decode index of a shard, now or after its download; None if it has none, or no usable one."""
+        """Return the decode index of a shard, if need be after its download; None if it has no usable one."""
         ...
 
     @property
@@ -61,8 +61,11 @@ class LocalShardMapper:
             self._maps[path] = mapped
         return mapped
 
-    def prefetch(self, paths: Sequence[Path]) -> None:
+    def prefetch(self, paths: Sequence[Path], *, with_indexes: bool = False) -> None:
         """Do nothing: the shards are local."""
+
+    def fetch_index(self, path: Path) -> None:
+        """Do nothing: the indexes are local."""
 
     def decode_index(self, path: Path, shard: Shard) -> DecodeIndex | None:
         if path not in self._indexes:
@@ -159,6 +162,11 @@ class Split:
         numbers: npt.NDArray[np.int64] = self._rows[rows] - self._first_rows[self._columns["shard"][rows]]
         return numbers
 
+    def rows_of_shard(self, shard: int) -> npt.NDArray[np.int64]:
+        """Return the rows in a shard of this number, int64 [n]."""
+        begin, end = np.searchsorted(self._columns["shard"], (shard, shard + 1))
+        return np.arange(begin, end)
+
     def decode_index(self, shard: int) -> DecodeIndex | None:
         """Return the decode index of a shard by its number; None if it has none, or no usable one."""
         return self._shards.decode_index(self._paths[shard], self._shards_of_split[shard])
@@ -173,9 +181,14 @@ class Split:
         """Bytes of records in this process's own memory, of all splits of the set."""
         return self._shards.cached_bytes
 
-    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Prefetch the shards of these `rows`, if the set is remote or kept in memory."""
-        self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
+    def prefetch(self, rows: npt.NDArray[np.int64], *, with_indexes: bool = False) -> None:
+        """Prefetch the shards of these `rows`, if the set is remote or kept in memory.
+
+        Args:
+            with_indexes: Download the decode index of each shard too, if it has one.
+        """
+        paths = [self._paths[shard] for shard in np.unique(self._columns["shard"][rows])]
+        self._shards.prefetch(paths, with_indexes=with_indexes)
 
     def source(self, row: int) -> bytes:
         """Return the name of a sample in its source."""

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from podscale.prediction.predict import predict_items
 from podscale.prediction.predictor import PredictedItem, Predictor
 from podscale.prediction.writers import line_of
 from podscale.runs.model_files import inference_options_of, preprocessing_of
+from podscale.util.file_locks import remove_unused
 from podscale.util.files import file_sha256, open_atomically, write_json
 from podscale.util.formatting import one_line
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
@@ -215,24 +215,13 @@ def _write_rows(
 def _remove_leftovers(path: Path) -> None:
     """Delete temporary files of killed processes; a living process holds a lock on its own."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(OSError), leftover.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            leftover.unlink()
+        with suppress(OSError):  # a file system without locks
+            remove_unused(leftover)
 
 
 def missing_parts(folder: Path, count: int) -> list[Part]:
     """Return the parts of which the folder has no manifest."""
     return [part for part in (Part(index, count) for index in range(count)) if not manifest_path(folder, part).exists()]
-
-
-def open_folder(folder: Path) -> None:
-    """Create the folder of the parts. Raises InputError if that is not possible."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot be created: {error.strerror}", field="--out", got=str(folder)) from error
-    if not os.access(folder, os.W_OK):
-        raise InputError("cannot be written", field="--out", got=str(folder), hint="Name a folder that you can write.")
 
 
 class SpooledLines:

@@ -43,14 +43,6 @@ def exit_with_process(pid: int) -> None:
     threading.Thread(target=_exit_on_process_end, args=(handle,), name="launcher-watch", daemon=True).start()
 
 
-@contextmanager
-def hold_lock_file(path: Path) -> Iterator[None]:
-    """Hold a lock on a new file; the kernel releases it on exit, even after kill -9."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def exit_with_lock_holder(path: Path) -> None:
     """Kill this process when the lock of a file is released; works in a container that mounts the file.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.util.processes import hold_lock_file
+from podscale.util.file_locks import file_lock
 from tests.support.commands import SMALL_DIGITS, podscale
 from tests.support.supervised import Launch, launching
 
@@ -21,7 +21,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     run_directory = folder / "digits"
-    with hold_lock_file(folder / "digits.lock"):
+    with file_lock(folder / "digits.lock"):
         if not (run_directory / "calm.err").exists():
             shutil.rmtree(run_directory, ignore_errors=True)  # left by an attempt that failed
             (run_directory / "tmp").mkdir(parents=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from podscale.data import native
 from podscale.data.batch_plan import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
 from podscale.data.loaders.base import BadRecordGuard, Loader
+from podscale.data.loaders.decode_index_hint import decode_index_hint
 from podscale.errors import InputError
 from podscale.util.locations import Location
 
@@ -42,20 +43,29 @@ def build_loader(
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
     rows = np.concatenate([sampler.rows_of_host(host) for host in hosts])
-    split.prefetch(rows)
     guard = BadRecordGuard(split, config.input.max_bad_rate)
-    requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
-    hints = ranks.start == 0 and not config.input.decoded_cache_bytes
-    return _make_loader(config, requests, guard, device, rows_to_keep=rows, hints=hints)
+    batch_plan = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
+    name = _loader_of(config, batch_plan, device)
+    split.prefetch(rows, with_indexes=name == "native")
+    decoded_bytes = config.input.decoded_cache_bytes
+    wants_hint = name == "native" and ranks.start == 0 and not decoded_bytes
+    if wants_hint and (hint := decode_index_hint(split, config.input.crop)):
+        log.info("%s", hint)
+    return _make_loader(name, config, batch_plan, guard, device, rows, decoded_bytes=decoded_bytes)
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
     """Return the evaluation loader of one process; its steps run from 0 to `sampler.evaluation_steps`."""
-    split.prefetch(np.arange(len(split)))
+    rows = np.arange(len(split))
     guard = BadRecordGuard(split, config.input.max_bad_rate)
-    return _make_loader(
-        config, EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size), guard, device
-    )
+    batch_plan = EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size)
+    name = _loader_of(config, batch_plan, device)
+    split.prefetch(rows, with_indexes=name == "native")
+    return _make_loader(name, config, batch_plan, guard, device, rows)
+
+
+def _loader_of(config: RunConfig, batch_plan: BatchPlan, device: str) -> str:
+    return resolve_loader(config.input.loader, device, has_augmentation=batch_plan.augment is not None)
 
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
@@ -114,8 +124,7 @@ def _is_nvjpeg_available(device: str) -> bool:
 def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     """Open the shard set at a path, or at an fsspec URL through the node-local cache.
 
-    Up to input.record_cache_bytes of it are kept in memory. The cache has the decode indexes too if the loader `native`
-    may run. Raises InputError if there is no complete shard set.
+    Up to input.record_cache_bytes of it are kept in memory. Raises InputError if there is no complete shard set.
     """
     from podscale.data.memory_cache import MemoryCache
     from podscale.data.node_cache import ShardCache
@@ -124,25 +133,21 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     memory = config.input.record_cache_bytes
     if (directory := Location.parse(location).local_path) is not None:
         return ShardSet.open(directory, MemoryCache(LocalShardMapper(), memory) if memory else None)
-    with_indexes = config.input.loader in ("auto", "native") and native.is_available()
-    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(
-        location, memory, with_indexes=with_indexes
-    )
+    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
 
 
 def _make_loader(
+    name: str,
     config: RunConfig,
     batch_plan: BatchPlan,
     guard: BadRecordGuard,
     device: str,
+    rows: npt.NDArray[np.int64],
     *,
-    rows_to_keep: npt.NDArray[np.int64] | None = None,
-    hints: bool = False,
+    decoded_bytes: int = 0,
 ) -> Loader:
-    """Return a loader; `rows_to_keep` has the images that the decoded cache may keep, None: there is no such cache."""
+    """Return the loader `name` of these `rows`, int64 [n], with a decoded cache of `decoded_bytes`."""
     settings = config.input
-    decoded_bytes = 0 if rows_to_keep is None else settings.decoded_cache_bytes
-    name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
             f"the loader in use ({name}) does not cache decoded images",
@@ -167,16 +172,13 @@ def _make_loader(
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
     from podscale.data.loaders.batch_memory import image_allocator
     from podscale.data.loaders.cache_form import choose_cache_form
-    from podscale.data.loaders.decode_index_hint import decode_index_hint
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
     if name == "native":
-        if hints and (hint := decode_index_hint(batch_plan.split, config.input.crop)):
-            log.info("%s", hint)
         form = settings.decoded_cache_form
-        if rows_to_keep is not None and decoded_bytes and form == "auto":
-            form = choose_cache_form(batch_plan, rows_to_keep, decoded_bytes)
+        if decoded_bytes and form == "auto":
+            form = choose_cache_form(batch_plan, rows, decoded_bytes)
         return NativeLoader(
             batch_plan,
             guard,

@@ -8,15 +8,18 @@ times of a crop with and without the cache.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from podscale.data.batch_plan import BatchPlan
 from podscale.data.decode import BadRecord, Pixels, decode_rows
+from podscale.data.decode_index import ImageIndex
 from podscale.data.native import Coefficients, CropDecoder
+from podscale.data.shard_set import Split
 from podscale.util.formatting import format_bytes
 
 log = logging.getLogger("podscale.data")
@@ -87,51 +90,52 @@ def estimate_forms(
         limit_bytes: Size of the cache.
     """
     split, decoder = batch_plan.split, CropDecoder(1)
-    heights, widths = (split.column(name).astype(np.int64) for name in ("height", "width"))
-    sampled = _sample(split.column("shard"), rows)
-    records = [split.read_to_keep(row) for row in sampled.tolist()]
-    limits = (3 * heights[sampled] * widths[sampled]).tolist()
-    packed = decoder.pack(records, limits)
-    decoded: list[Pixels] = []
-    slots: list[int] = []
-    for slot, row in enumerate(sampled.tolist()):
-        height, width = int(heights[row]), int(widths[row])
-        if packed[slot] is not None:
-            try:
-                decoded.append(decode_rows(records[slot], height, width, height).copy())
-                slots.append(slot)
-            except BadRecord:  # of another size than in the index; the loader will find it
-                pass
-    if not slots:
+    sampled = _sample_images(split, rows, decoder)
+    if not sampled:
         return None
-    own = sampled[slots]
+    own = np.array([image.row for image in sampled])
+    files, coefficients = [image.file for image in sampled], [image.coefficients for image in sampled]
+    heights, widths = split.column("height"), split.column("width")
     crops = batch_plan.crops_of(0, own, np.zeros_like(own))
     size = batch_plan.image_size_at(0)
     images = np.empty((len(own), size, size, 3), dtype=np.uint8)
-    files, coefficients = [records[slot] for slot in slots], [one for slot in slots if (one := packed[slot])]
 
-    def seconds(sources: Sequence[Pixels | Coefficients]) -> float:
-        indexes = split.decode_indexes(own) if sources is files else None
+    def seconds(records: Sequence[Pixels | Coefficients], indexes: Sequence[ImageIndex] | None = None) -> float:
         arguments = (heights[own], widths[own], crops, images, batch_plan.interpolation, indexes)
-        return _least_seconds(lambda: decoder.decode(sources, *arguments)) / len(own)
+        return _least_seconds(lambda: decoder.decode(records, *arguments)) / len(own)
 
-    pixel_bytes = 3.0 * float((heights[rows] * widths[rows]).sum())
+    pixel_bytes = 3.0 * float((heights[rows].astype(np.int64) * widths[rows]).sum())
     growth = sum(one.nbytes for one in coefficients) / sum(map(len, files))
     packed_bytes = growth * float(split.column("size")[rows].sum())
-    miss = seconds(files)
+    miss = seconds(files, split.decode_indexes(own))
     return (
-        FormEstimate(pixel_bytes, seconds(decoded), miss, limit_bytes),
+        FormEstimate(pixel_bytes, seconds([image.pixels for image in sampled]), miss, limit_bytes),
         FormEstimate(packed_bytes, seconds(coefficients), miss, limit_bytes),
     )
 
 
-def _sample(shards: npt.NDArray[np.integer], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return some rows of the first shard, because each shard of a remote set is a download."""
+class _SampledImage(NamedTuple):
+    row: int
+    file: Pixels
+    pixels: Pixels
+    coefficients: Coefficients
+
+
+def _sample_images(split: Split, rows: npt.NDArray[np.int64], decoder: CropDecoder) -> list[_SampledImage]:
+    """Return some images that can be packed, of one shard only: each shard of a remote set is a download."""
+    shards, heights, widths = (split.column(name) for name in ("shard", "height", "width"))
     first = rows[shards[rows] == shards[rows[0]]]
-    found: npt.NDArray[np.int64] = first[
-        np.linspace(0, len(first) - 1, min(SAMPLE_IMAGES, len(first))).astype(np.int64)
-    ]
-    return found
+    chosen = first[np.linspace(0, len(first) - 1, min(SAMPLE_IMAGES, len(first))).astype(np.int64)].tolist()
+    files = [split.read_to_keep(row) for row in chosen]
+    sizes = [(int(heights[row]), int(widths[row])) for row in chosen]
+    packed = decoder.pack(files, [3 * height * width for height, width in sizes])
+    sampled = []
+    for row, file, (height, width), coefficients in zip(chosen, files, sizes, packed, strict=True):
+        if coefficients is not None:
+            with suppress(BadRecord):  # of another size than in the index; the loader will find it
+                pixels = decode_rows(file, height, width, height)
+                sampled.append(_SampledImage(row, file, pixels, coefficients))
+    return sampled
 
 
 def _least_seconds(work: Callable[[], object]) -> float:

@@ -13,7 +13,7 @@ MIN_BYTES = 15_000
 def decode_index_hint(split: Split, crop: CropSection) -> str:
     """Return the hint for a split; empty if it has indexes, or if they would save little with these crops.
 
-    A set is indexed as a whole, so the first shard decides.
+    Either all shards have an index or none, so the first one decides.
     """
     is_sequential = (split.column("format") == JPEG) & ((split.column("flags") & ImageFlag.PROGRESSIVE) == 0)
     sizes = split.column("size")[is_sequential]

@@ -38,7 +38,7 @@ class DecodedCache:
         if isinstance(cached, np.ndarray):
             return cached
         height, width = self._image_size(row)
-        size = 3 * height * width
+        size = self._pixel_bytes(row)
         record = self._split.read(row)
         if cached is not None or not self._reserve(size):
             return decode_rows(record, height, width, height if rows is None else rows, self._buffer(size))
@@ -55,18 +55,13 @@ class DecodedCache:
         """Return an image that is kept: its pixels, uint8 [height, width, 3], or its coefficients."""
         return self._kept.get(row)
 
-    @property
-    def free_bytes(self) -> int:
-        return self._limit_bytes - self._cached_bytes
-
-    def pixel_bytes(self, row: int) -> int:
-        """Return the bytes of an image as pixels."""
-        height, width = self._image_size(row)
-        return 3 * height * width
-
     def has_room(self, row: int) -> bool:
         """Return True if the pixels of an image fit now."""
-        return self._fits(self.pixel_bytes(row))
+        return self._fits(self._pixel_bytes(row))
+
+    def coefficient_limit(self, row: int) -> int:
+        """Return the bytes that the coefficients of an image may have: those of its pixels, and those that are free."""
+        return min(self._pixel_bytes(row), self._limit_bytes - self._cached_bytes)
 
     def keep_coefficients(self, row: int, coefficients: Coefficients) -> bool:
         """Keep the coefficients of an image; return False if they do not fit."""
@@ -78,6 +73,10 @@ class DecodedCache:
     def _image_size(self, row: int) -> tuple[int, int]:
         height, width = (int(size[row]) for size in self._sizes)
         return height, width
+
+    def _pixel_bytes(self, row: int) -> int:
+        height, width = self._image_size(row)
+        return 3 * height * width
 
     def _fits(self, size: int) -> bool:
         return self._cached_bytes + size <= self._limit_bytes

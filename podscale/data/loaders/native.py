@@ -29,7 +29,7 @@ class NativeLoader(PillowLoader):
 
     An image that `decoded_bytes` keeps as pixels is decoded whole, once, by the reference path. The extension crops and
     resizes it later. With `keeps_coefficients` the extension packs the coefficients of an image once, and decodes crops
-    from them. Images that it does not pack are kept as pixels.
+    from them. Images that it does not pack are kept as pixels. When the cache is full, pixels fill the rest of it.
     """
 
     def __init__(
@@ -47,8 +47,7 @@ class NativeLoader(PillowLoader):
             batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes, allocate=allocate
         )
         self._decoder = CropDecoder(workers)
-        self._keeps_coefficients = self._has_room = keeps_coefficients
-        self._unpackable: set[int] = set()
+        self._packs = keeps_coefficients  # until an image does not fit
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")
         self._refusals = Counter(dict.fromkeys(REASONS.values(), 0))
 
@@ -69,12 +68,11 @@ class NativeLoader(PillowLoader):
         rows = pending.rows[:count]
         records = [self._images.find(row) for row in rows.tolist()]
         missing = [slot for slot, record in enumerate(records) if record is None]
-        to_keep = {slot for slot in missing if self._keeps_pixels(int(rows[slot]))}
-        to_read = [slot for slot in missing if slot not in to_keep]
-        for slot, record in zip(to_read, self._read(rows[to_read].tolist()), strict=True):
+        to_read = [slot for slot in missing if self._packs or not self._images.has_room(int(rows[slot]))]
+        files = dict(zip(to_read, self._read(rows[to_read].tolist()), strict=True))
+        packed = self._pack(rows, files) if self._packs else {}
+        for slot, record in {**files, **packed}.items():
             records[slot] = record
-        if self._has_room:
-            self._pack(rows, to_read, records)
         status = self._decoder.decode(
             [_NOTHING if record is None else record for record in records],
             split.column("height")[rows],
@@ -85,36 +83,29 @@ class NativeLoader(PillowLoader):
             split.decode_indexes(rows),
         )
         refused = np.flatnonzero(status).tolist()
-        self._refusals.update(REASONS[int(status[slot])] for slot in refused if slot not in to_keep)
+        self._refusals.update(REASONS[int(status[slot])] for slot in refused if records[slot] is not None)
         self._submit(self._fill, pending, refused)
         if self._augment is not None:
             self._submit(self._augment_slots, pending, np.flatnonzero(status == 0).tolist())
 
-    def _keeps_pixels(self, row: int) -> bool:
-        """Return True if an image that is not kept is to be decoded whole, and kept as pixels."""
-        return (not self._keeps_coefficients or row in self._unpackable) and self._images.has_room(row)
+    def _pack(self, rows: npt.NDArray[np.int64], files: Mapping[int, Pixels]) -> dict[int, Coefficients | None]:
+        """Pack the files of a batch. Returns by slot the coefficients that are now kept, and None for an image to keep
+        as pixels: one that is refused, or whose coefficients have more bytes than its pixels.
 
-    def _pack(
-        self, rows: npt.NDArray[np.int64], slots: Sequence[int], records: list[Pixels | Coefficients | None]
-    ) -> None:
-        """Keep the coefficients of images whose files are in these slots, and replace the files by them.
-
-        The first ones that do not fit end it for good: all images are equally likely to be next.
+        The first image that fits in neither form ends the packing, because all images are equally likely to be next.
         """
-        wanted = {row: slot for slot in slots if (row := int(rows[slot])) not in self._unpackable}
-        if not wanted:
-            return
-        files = [file for slot in wanted.values() if isinstance(file := records[slot], np.ndarray)]
-        pixel_bytes = [self._images.pixel_bytes(row) for row in wanted]
-        free_bytes = self._images.free_bytes
-        found = self._decoder.pack(files, [min(free_bytes, size) for size in pixel_bytes])
-        for (row, slot), coefficients, size in zip(wanted.items(), found, pixel_bytes, strict=True):
-            if coefficients is not None and self._images.keep_coefficients(row, coefficients):
-                records[slot] = coefficients
-            elif coefficients is None and size <= free_bytes:
-                self._unpackable.add(row)
+        slots = {int(rows[slot]): slot for slot in files}
+        limits = [self._images.coefficient_limit(row) for row in slots]
+        packed: dict[int, Coefficients | None] = {}
+        found = self._decoder.pack([files[slot] for slot in slots.values()], limits)
+        for (row, slot), coefficients in zip(slots.items(), found, strict=True):
+            if coefficients is None and self._images.has_room(row):
+                packed[slot] = None
+            elif coefficients is not None and self._images.keep_coefficients(row, coefficients):
+                packed[slot] = coefficients
             else:
-                self._has_room = False
+                self._packs = False
+        return packed
 
     def _read(self, rows: Sequence[int]) -> Iterator[Pixels]:
         """Yield the records of these rows. Several threads read from a remote set, because each read may download."""

@@ -155,11 +155,12 @@ class _Listing:
         Args:
             only: classes whose images are listed; None for all.
         """
-        listing, only = cls(), None if only is None else frozenset(only)
+        listing = cls()
+        wanted = None if only is None else frozenset(only)
         classes: dict[str, int] = {}
         containers: dict[bytes, int] = {}
         for item in source.items():
-            if only is not None and item.label not in only:
+            if wanted is not None and item.label not in wanted:
                 listing.left_out.add(item.label)
                 continue
             listing.names.append(item.name)

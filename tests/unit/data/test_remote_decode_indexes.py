@@ -40,7 +40,7 @@ def directory(make_shard_set) -> Path:
 
 
 def opened(store: Store, cache: Path, *, limit: int = LARGE, memory: int = 0, policy: ReadRetryPolicy = QUICK) -> Any:
-    return ShardCache(cache, limit, policy).open(f"{store.url}/shards", memory, with_indexes=True).split("train")
+    return ShardCache(cache, limit, policy).open(f"{store.url}/shards", memory).split("train")
 
 
 def cached(cache: Path) -> list[str]:
@@ -67,7 +67,7 @@ def lengths(directory: Path) -> list[int]:
 def test_indexes_are_fetched_beside_their_shards_once(memory, store, directory, tmp_path) -> None:
     cache = tmp_path / "cache"
     split = opened(store, cache, memory=memory)
-    split.prefetch(np.arange(len(split)))
+    split.prefetch(np.arange(len(split)), with_indexes=True)
     assert read_all(split) == lengths(directory)
     assert min(lengths(directory)) > 0
     names = [decode_index_path(Path(name)).name for name in split.shard_names]
@@ -77,9 +77,10 @@ def test_indexes_are_fetched_beside_their_shards_once(memory, store, directory, 
     assert requests(store) == dict.fromkeys(names, 1), "the next process of the node finds them"
 
 
-def test_prefetching_a_shard_fetches_its_index(store, directory, tmp_path) -> None:
-    split = opened(store, tmp_path / "cache")
-    split.prefetch(np.flatnonzero(split.column("shard") == 1))
+@pytest.mark.parametrize("memory", [0, LARGE])
+def test_prefetching_a_shard_fetches_its_index(memory, store, directory, tmp_path) -> None:
+    split = opened(store, tmp_path / "cache", memory=memory)
+    split.prefetch(np.flatnonzero(split.column("shard") == 1), with_indexes=True)
     until(lambda: cached(tmp_path / "cache") == [decode_index_path(Path(split.shard_names[1])).name], 10)
 
 
@@ -97,6 +98,16 @@ def test_a_remote_training_decodes_from_its_indexes(store, directory, tmp_path) 
     assert refusals[1]["index"] == 0
 
 
+def test_only_the_loader_that_uses_indexes_prefetches_them(store, directory, tmp_path) -> None:
+    for name, count in (("reference", 0), ("native", 3)):
+        cache = tmp_path / name
+        config = document(name, input={"cache_dir": str(cache)})
+        with open_loader(config, open_shard_set(f"{store.url}/shards", config).split("train")):
+            until(lambda cache=cache: len(list(cache.rglob("*.tar"))) == 3, 10)
+            until(lambda cache=cache, count=count: len(cached(cache)) == count, 10)
+        assert sum(requests(store).values()) == count
+
+
 def test_the_indexes_that_the_store_has_are_used(store, directory, tmp_path) -> None:
     """Entries with a right checksum for other images: the extension refuses each, so they reached it."""
     local = ShardSet.open(directory)
@@ -112,7 +123,7 @@ def test_the_indexes_that_the_store_has_are_used(store, directory, tmp_path) -> 
 
 
 def test_a_set_without_indexes_costs_one_request(store, make_shard_set, tmp_path, caplog) -> None:
-    caplog.set_level(logging.DEBUG, "podscale.data.sharding")
+    caplog.set_level(logging.DEBUG, "podscale.data")
     make_shard_set(shards=6)
     assert not any(read_all(opened(store, tmp_path / "cache")))
     assert sum(requests(store).values()) == 1
@@ -122,7 +133,8 @@ def test_a_set_without_indexes_costs_one_request(store, make_shard_set, tmp_path
 def test_without_the_extension_none_is_fetched(store, directory, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(native, "_native", None)
     config = document("native", input={"cache_dir": str(tmp_path / "cache")})
-    read_all(open_shard_set(f"{store.url}/shards", config).split("train"))
+    with open_loader(config, open_shard_set(f"{store.url}/shards", config).split("train")) as loader:
+        assert len(list(loader.batches(0, 6))) == 6
     assert requests(store) == {}
 
 
@@ -183,7 +195,7 @@ def test_indexes_count_towards_the_limit_and_evict_nothing(store, directory, tmp
     shards = [shard.bytes for shard in ShardSet.open(directory).manifest.splits["train"].shards]
     size = max(path.stat().st_size for path in directory.glob(f"train/*{SUFFIX}"))
     split = opened(store, cache, limit=sum(shards) + size)
-    split._shards._prefetch([split.directory / name for name in split.shard_names])
+    split._shards._prefetch([split.directory / name for name in split.shard_names], with_indexes=True)
     read_all(split)
     assert len(list(cache.rglob("*.tar"))) == 3
     assert len(cached(cache)) == 1

@@ -17,8 +17,8 @@ from podscale.prediction.parts import Part, PartManifest, parse_part, predict_pa
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictedItem, PredictOptions, Predictor
 from podscale.prediction.writers import row_of
+from podscale.util.file_locks import file_lock
 from podscale.util.files import file_sha256
-from podscale.util.processes import hold_lock_file
 from tests.support.prediction import photograph, write_photographs
 
 BATCH = 2
@@ -129,7 +129,7 @@ def test_temporary_files_of_killed_processes_are_deleted(model_run: Path, photos
     )
     left.touch()
     other.touch()
-    with hold_lock_file(living):
+    with file_lock(living):
         predict_part(Predictor.open(model_run, [str(photos)], PredictOptions(batch=BATCH)), Part(0, 2), folder)
         assert set(folder.glob(".*")) == {living, other}
 

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from podscale.util import processes
+from podscale.util.file_locks import file_lock
 
 SERVANT = """
 import sys, time
@@ -25,7 +25,7 @@ def servant(lifeline, seconds):
 
 
 def test_a_process_ends_as_the_lock_is_given_up(tmp_path):
-    with processes.hold_lock_file(tmp_path / "lifeline"):
+    with file_lock(tmp_path / "lifeline"):
         served = servant(tmp_path / "lifeline", 600)
         assert served.poll() is None
     served.communicate(timeout=60)

@@ -79,7 +79,6 @@ def test_a_resumed_run_has_the_same_batches(limit_bytes, mixed) -> None:
 
 @needs_native
 def test_each_image_is_packed_once_and_others_are_kept_as_pixels(kinds, monkeypatch) -> None:
-    """An image of noise is decoded from its file once, before it is known that it cannot be packed."""
     spy = Packed(monkeypatch)
     split = ShardSet.open(kinds).split("train")
     _, loader = train_and_close(coefficients(LARGE), kinds, 0, 3 * EPOCH)
@@ -140,7 +139,8 @@ def test_coefficients_that_the_extension_refuses_are_decoded_from_the_file(kinds
 
 @needs_native
 @pytest.mark.parametrize(
-    ("limit_bytes", "form"), [(LARGE, "pixels"), (300_000, "coefficients"), (700_000, "coefficients")]
+    ("limit_bytes", "form"),
+    [(LARGE, "pixels"), (850_000, "pixels"), (300_000, "coefficients"), (700_000, "coefficients")],
 )
 def test_the_form_with_the_higher_rate_is_chosen(limit_bytes, form, kinds, monkeypatch, caplog) -> None:
     """Pixels: 0.9 MB of usual images. Times are fixed: 600 us without the cache, 200 of pixels, 300 of coefficients."""

@@ -1,4 +1,4 @@
-"""File locks between the processes of one node; the kernel releases them when the process that holds them exits."""
+"""File locks between processes. The kernel releases them when the holder exits, even after kill -9."""
 
 import fcntl
 import os
@@ -18,13 +18,13 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 def remove_unused(path: Path) -> bool:
     """Remove a file unless a process locks it. Returns True if it is gone."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # writable: NFS refuses other exclusive locks
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         if not is_same_file(file, path):
-            return False  # evicted by another process, and downloaded again
+            return False  # removed by another process, and written again
         path.unlink()
     return True
 
