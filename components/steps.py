@@ -194,14 +194,14 @@ def export(document: str, shard_set: Any, exported: Any) -> None:
         exported.metadata.update(framework="+".join(config.export.formats), location=str(directory))
 
 
-def cells(study: str, chain: int) -> None:
+def cells(study: str, series: int) -> None:
     """Run the missing trials of one sweep series of a study, in this pod."""
     from podscale.study.grid import TrialGrid
     from podscale.study.pod_trials import run_in_pod
 
     with stage_process("cells"):
         grid = TrialGrid(StudyDocument.model_validate_json(study))
-        run_in_pod(grid, [grid.chains[chain]], field="cells")
+        run_in_pod(grid, [grid.all_series[series]], field="cells")
 
 
 def findings(study: str, page: Any, text: Any) -> None:

@@ -1,6 +1,6 @@
 """Pipeline of a study: shards, then a ParallelFor over its sweep series, then the results.
 
-Series whose learning rates depend on another series run in a later loop.
+Series that depend on the learning rate or the models of another series run in a later loop.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
     """Return the pipeline of a study as kfp's pipeline object, with `parallel` pods at a time."""
     document, grid = study.model_dump_json(), TrialGrid(study)
     first = grid.known_trials(lambda key: None)  # those of a selection hold images out, so they have their own shards
-    sections = [*(series.config.data for series in grid.chains), *(trial.config.data for trial in first.values())]
+    sections = [*(series.config.data for series in grid.all_series), *(trial.config.data for trial in first.values())]
     data = {data_fingerprint(section): section for section in sections}
 
     @dsl.pipeline(
@@ -53,9 +53,9 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
             place_task(task.set_caching_options(enable_caching=True), "shard")
             before.append(task)
         for number, wave in enumerate(grid.waves()):
-            items = [grid.chains.index(series) for series in wave]
-            with dsl.ParallelFor(items=items, name=f"chains-{number}", parallelism=parallel) as index:
-                task = cells(study=document, chain=index).after(*before)
+            items = [grid.all_series.index(series) for series in wave]
+            with dsl.ParallelFor(items=items, name=f"series-{number}", parallelism=parallel) as index:
+                task = cells(study=document, series=index).after(*before)
                 place_task(task.set_caching_options(enable_caching=False), "train")
             before = [task]
         last = findings(study=document).after(*before)

@@ -79,7 +79,9 @@ class DataSection(Section):
         None, "Expected class names in index order; a source with other classes is refused."
     )
     only_classes: tuple[str, ...] | None = result_field(
-        None, "Classes of the source to use; images of the others are left out. Default: all."
+        None,
+        "Classes of the source to use, in any order; images of the others are left out. Their indices are those of the "
+        "sorted names, or of `classes`. Default: all.",
     )
     images_per_class: int | None = result_field(
         None,

@@ -22,6 +22,6 @@ def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
         from podscale.data.shard_set import ShardSet
 
         return counts, len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
-    if config.data.only_classes or config.data.classes:
-        return {}, len(config.data.only_classes or config.data.classes or ())
+    if names := config.data.only_classes or config.data.classes:
+        return {}, len(names)
     return {}, 10 if config.data.source == "digits" else None

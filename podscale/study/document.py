@@ -13,7 +13,8 @@ from podscale.study.criteria import CriterionSection, OptionValues, SelectionSec
 from podscale.util.formatting import suggest_similar
 
 RATE_OPTION = "train.schedule.learning_rate"
-START_SECTION, START_OPTION = "train.start_from", "train.start_from.run"
+START_SECTION = "train.start_from"
+START_OPTION = f"{START_SECTION}.run"
 BATCH_OPTION = "train.global_batch"
 MIN_SEEDS = 3
 """Fewest seeds of a study with criteria."""
@@ -165,8 +166,8 @@ class StudyDocument(Section):
         for field, values in self.grid.items():
             if not values or len(set(map(repr, values))) < len(values):
                 raise conflict_error(f"grid.{field}", "needs values, each once", got=values)
-        parts: list[Variant | PretrainingSection] = [*self.variants, *self.pretraining]
-        for name in [*self.grid, *self.set, *(name for part in parts for name in part.set)]:
+        sections: list[Variant | PretrainingSection] = [*self.variants, *self.pretraining]
+        for name in [*self.grid, *self.set, *(name for section in sections for name in section.set)]:
             if name in ("run.id", "run.seed"):
                 raise conflict_error(name, "set by the study itself")
         if self.x is not None and self.x not in self.grid:
@@ -180,7 +181,7 @@ class StudyDocument(Section):
         return self
 
     def _check_pretraining(self, names: list[str]) -> None:
-        """Check that every variant starts from a pretraining of the study, and that none is left over."""
+        """Check that every `start_from` is a pretraining of the study, and that every pretraining is used."""
         known = [section.name for section in self.pretraining]
         for number, name in enumerate(known):
             if name in [*known[:number], *names]:
@@ -195,8 +196,9 @@ class StudyDocument(Section):
                 raise conflict_error(
                     "start_from", f"no pretraining, for {variant.name}", got=variant.start_from, hint=hint
                 )
-            if twice := [name for name in variant.set if name.startswith("train.start_from.") or name == START_SECTION]:
-                raise conflict_error(twice[0], f"{variant.name} starts from {variant.start_from}", hint="Remove one.")
+            for name in [*variant.set, *variant.search, *self.grid, *(self.selection.set if self.selection else ())]:
+                if name == START_SECTION or name.startswith(f"{START_SECTION}."):
+                    raise conflict_error(name, f"{variant.name} starts from {variant.start_from}", hint="Remove one.")
 
     def _check_selection(self, names: list[str]) -> None:
         """Check that all searches have equally many candidates, and that every reference is to a search."""

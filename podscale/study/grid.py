@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import product
 
 from podscale.config import RunConfig
@@ -26,13 +27,13 @@ class TrialGrid:
             section.name: PretrainingSeries.of_section(study, section, self.config) for section in study.pretraining
         }
         self.series = [self.build_series(variant.name, point) for point in self.points for variant in study.variants]
-        for series in self.chains:
+        for series in self.all_series:
             series.check()
         self._check_budgets()
 
     @property
-    def chains(self) -> list[SweepSeries]:
-        """All series: those that the results compare, then the pretraining."""
+    def all_series(self) -> list[SweepSeries]:
+        """Series that the results compare, then the pretraining."""
         return [*self.series, *self.pretraining.values()]
 
     @property
@@ -49,13 +50,13 @@ class TrialGrid:
                 got=variant,
                 location=f"study {self.study.name}",
             )
-        section, depends_on = self.study.rate_of(self.study.variant(variant)), None
-        if (searched := self.study.variant(variant).search_of) is not None:
-            depends_on = self.build_series(searched, point)
+        found, depends_on = self.study.variant(variant), None
+        section = self.study.rate_of(found)
+        if found.search_of is not None:
+            depends_on = self.build_series(found.search_of, point)
         if section is not None and isinstance(section.at, str):
             batch = {} if section.batch is None else {BATCH_OPTION: section.batch}
             depends_on = self.build_series(section.at, tuple((name, batch.get(name, value)) for name, value in point))
-        found = self.study.variant(variant)
         pretraining = None if found.start_from is None else self.pretraining[found.start_from]
         return SweepSeries(self.study, found, point, depends_on, self.config, pretraining)
 
@@ -88,48 +89,45 @@ class TrialGrid:
             self._configs[key] = config.model_copy(update={"run": run})
         return self._configs[key]
 
-    def due_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
-        """Return the known trials without a record that can start, in the order in which to run them.
+    def unfinished_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
+        """Return the known trials without a record and their pretraining, in the order in which to run them.
 
         Sweeps and first seeds come first, then one seed at a time, the cheapest trial first. Even a study that is cut
         short then has a result for every point. Pretraining comes just before the first trial that needs it.
         """
-        due: dict[str, Trial] = {}
+        unfinished: dict[str, Trial] = {}
         for sweep in self.series if series is None else series:
-            for trial in (*sweep.trials(get), *sweep.pretraining_trials(get)):
-                if get(trial.key) is not None or _waits_for_pretraining(trial, get):
+            for trial in (*sweep.trials(get), *sweep.needed_pretraining(get)):
+                if get(trial.key) is not None:
                     continue
-                if trial.key not in due or trial.priority < due[trial.key].priority:
-                    due[trial.key] = trial
-        return sorted(due.values(), key=lambda trial: trial.order)
+                if trial.key not in unfinished or trial.priority < unfinished[trial.key].priority:
+                    unfinished[trial.key] = trial
+        return sorted(unfinished.values(), key=lambda trial: trial.order)
 
-    def waiting_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
-        """Return the known trials without a record whose pretraining has not finished."""
-        waiting: dict[str, Trial] = {}
-        for sweep in self.series if series is None else series:
-            for trial in sweep.trials(get):
-                if get(trial.key) is None and _waits_for_pretraining(trial, get):
-                    waiting.setdefault(trial.key, trial)
-        return list(waiting.values())
-
-    def known_trials(self, get: GetRecord) -> dict[str, Trial]:
-        """Return every trial known so far, by key."""
-        return {trial.key: trial for series in self.chains for trial in series.trials(get)}
-
-    def pretraining_trials(self) -> list[Trial]:
-        """Return the trials of the pretraining, whose models others start from."""
-        return [trial for series in self.pretraining.values() for trial in series.seed_trials({})]
+    def due_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
+        """Return the unfinished trials that can start, in the order in which to run them."""
+        return [trial for trial in self.unfinished_trials(get, series) if not _waits_for_pretraining(trial, get)]
 
     def pending_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[PlannedTrial]:
         """Return the trials that wait for another one, which gives their learning rate or their first weights."""
         sweeps = self.series if series is None else series
-        without_rate = [trial for sweep in sweeps for trial in sweep.pending_trials(get)]
-        return [*without_rate, *self.waiting_trials(get, series)]
+        without_choice = [trial for sweep in sweeps for trial in sweep.pending_trials(get)]
+        without_model = [trial for trial in self.unfinished_trials(get, series) if _waits_for_pretraining(trial, get)]
+        return [*without_choice, *without_model]
+
+    def known_trials(self, get: GetRecord) -> dict[str, Trial]:
+        """Return every trial known so far, by key."""
+        return {trial.key: trial for series in self.all_series for trial in series.trials(get)}
+
+    @cached_property
+    def pretraining_trials(self) -> dict[str, Trial]:
+        """Trials of the pretraining, whose models others start from, by key."""
+        return {trial.key: trial for series in self.pretraining.values() for trial in series.seed_trials({})}
 
     def waves(self) -> list[list[SweepSeries]]:
         """Group the series into waves that depend on earlier waves only."""
-        depths = range(max(series.depth for series in self.chains) + 1)
-        return [[series for series in self.chains if series.depth == depth] for depth in depths]
+        depths = range(max(series.depth for series in self.all_series) + 1)
+        return [[series for series in self.all_series if series.depth == depth] for depth in depths]
 
 
 def _waits_for_pretraining(trial: Trial, get: GetRecord) -> bool:

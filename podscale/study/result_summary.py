@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
 from podscale.report.markup import format_percent
 from podscale.study.results import ResultGroup, StudyResults
@@ -22,21 +23,25 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
         yield f"Best{at}: {best.line}, {mean_deviation_percent(best.top1s)} (n = {len(best.top1s)}){noise}."
     if results.has_numeric_axis:
         for line in results.lines:
-            end = results.holds_up_to(line)
-            if end is not None:
-                start = results.xs[0]
-                holds = (
-                    f"keeps its accuracy to {results.axis_label(end)}" if end != start else "loses accuracy beyond it"
-                )
-                first, *_, final = results.groups_of_line(line)
-                change = results.difference(first, final)
-                if change is not None and change.value > 0 and not change.is_noise:
-                    holds = f"{mean_deviation_percent(final.top1s)} at {format_option_value(final.x)}"
-                yield f"{line}: {mean_deviation_percent(first.top1s)} at {format_option_value(start)}, {holds}."
+            if (end := results.holds_up_to(line)) is not None:
+                yield _axis_sentence(results, line, end)
     for line in results.lines:
         yield from _critical_batch_sentence(results, line)
     for group in results.groups:
         yield from _edge_sentences(group)
+
+
+def _axis_sentence(results: StudyResults, line: str, end: Any) -> str:
+    """Return the accuracy of a line at the first x, and at the last if it is higher; else up to which x it holds."""
+    first, *_, last = results.groups_of_line(line)
+    change = results.difference(first, last)
+    if change is not None and change.value > 0 and not change.is_noise:
+        rest = f"{mean_deviation_percent(last.top1s)} at {format_option_value(last.x)}"
+    elif end != first.x:
+        rest = f"keeps its accuracy to {results.axis_label(end)}"
+    else:
+        rest = "loses accuracy beyond it"
+    return f"{line}: {mean_deviation_percent(first.top1s)} at {format_option_value(first.x)}, {rest}."
 
 
 def _edge_sentences(group: ResultGroup) -> Iterator[str]:

@@ -76,8 +76,7 @@ class StudyRunner:
     def prepare(self) -> None:
         """Build the missing shard sets, check that every series can run here, and log the launch. Raises InputError."""
         self._check_pretraining()
-        get, grid = self.records.get, self.grid
-        for trial in (*grid.due_trials(get, self.series), *grid.waiting_trials(get, self.series)):
+        for trial in self.grid.unfinished_trials(self.records.get, self.series):
             if trial.priority <= 0:
                 self._shard_set(trial.config)
                 preflight(trial.config, local.preflight_target())
@@ -103,24 +102,27 @@ class StudyRunner:
             self._remove_pretraining()
 
     def _check_pretraining(self) -> None:
-        """Let pretraining run again whose model is gone. Raises InputError if a training has diverged."""
-        for series in self.grid.series if self.series is None else self.series:
-            for trial in list(series.pretraining_trials(self.records.get)):
-                record = self.records.get(trial.key)
-                if record is not None and record.ended == "diverged":
-                    hint = "Change its options, such as the learning rate."
-                    raise InputError("it diverged, so nothing can start from it", field=trial.name, hint=hint)
-                if record is not None and not RunDirectory.for_config(trial.config).path.exists():
-                    self.records.delete(trial.key)
+        """Delete the record of a pretraining whose model is gone and needed, so that it runs again.
+
+        All series count, also those of other pods: the pod of the pretraining is the one that runs it again.
+
+        Raises:
+            InputError: A pretraining that is needed has diverged.
+        """
+        needed = [trial for series in self.grid.series for trial in series.needed_pretraining(self.records.get)]
+        for trial in needed:
+            record = self.records.get(trial.key)
+            if record is None:
+                continue
+            _check_converged(trial, record)
+            if not RunDirectory.for_config(trial.config).path.exists():
+                self.records.delete(trial.key)
 
     def _remove_pretraining(self) -> None:
         """Remove the models of the pretraining, unless the study has trials left."""
-        get, grid = self.records.get, self.grid
-        if self.keep_runs or grid.due_trials(get):
-            return
-        for trial in grid.pretraining_trials():
-            for path in trial_directories(trial.config):
-                shutil.rmtree(path, ignore_errors=True)
+        if not self.keep_runs and not self.grid.due_trials(self.records.get):
+            for trial in self.grid.pretraining_trials.values():
+                _remove_run_directories(trial)
 
     def _next_trials(self, elapsed: float) -> list[Trial]:
         busy = {running.trial.key for running in self._running}
@@ -178,13 +180,15 @@ class StudyRunner:
             self.records.add(record)
             self.ended.add(trial.key)
             self._consecutive_failures = 0
-            is_pretraining = trial.key in {one.key for one in self.grid.pretraining_trials()}
-            for path in () if self.keep_runs or is_pretraining else trial_directories(trial.config):
-                shutil.rmtree(path, ignore_errors=True)
+            is_pretraining = trial.key in self.grid.pretraining_trials
+            if not self.keep_runs and not is_pretraining:
+                _remove_run_directories(trial)
             for path in (running.log, running.log.with_suffix(".json")):
                 path.unlink(missing_ok=True)
             self.on_trial_end(trial, record, "")
-            return self._check_pretraining() if is_pretraining else None
+            if is_pretraining:
+                _check_converged(trial, record)
+            return
         self.failures[trial.name] = f"exit code {code}: {error}"
         self._consecutive_failures += 1
         self.on_trial_end(trial, None, self.failures[trial.name])
@@ -194,7 +198,6 @@ class StudyRunner:
             raise PodscaleError(
                 f"{MAX_CONSECUTIVE_FAILURES} trials in a row failed, the last with: {error}", field=trial.name
             )
-        return None
 
     def _stop_running(self) -> None:
         """Send SIGTERM to the running trials, so that they save; kill those that exceed the grace time."""
@@ -221,6 +224,18 @@ class StudyRunner:
             assert shard_set is not None, "all parts at once"
             self._shard_sets[name] = (shard_set.location, shard_set.manifest.splits["train"].count)
         return self._shard_sets[name]
+
+
+def _check_converged(pretraining: Trial, record: TrialRecord) -> None:
+    """Raise InputError if a pretraining diverged."""
+    if record.ended == "diverged":
+        hint = "Change its options, such as the learning rate."
+        raise InputError("it diverged, so nothing can start from it", field=pretraining.name, hint=hint)
+
+
+def _remove_run_directories(trial: Trial) -> None:
+    for path in trial_directories(trial.config):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

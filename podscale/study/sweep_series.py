@@ -87,7 +87,7 @@ class SweepSeries:
     point: GridPoint
     depends_on: "SweepSeries | None"
     build_config: BuildConfig
-    pretraining: "SweepSeries | None" = None
+    pretraining: "PretrainingSeries | None" = None
 
     @property
     def name(self) -> str:
@@ -237,16 +237,12 @@ class SweepSeries:
         for number, seed in enumerate(seeds[sweep_seeds:], start=sweep_seeds):
             yield PlannedTrial(self.name, seed, number, self.config)
 
-    def pretraining_trials(self, get: GetRecord) -> Iterator[Trial]:
-        """Yield the pretraining that unfinished trials start from, those of later seeds included; one may recur."""
+    def needed_pretraining(self, get: GetRecord) -> Iterator[Trial]:
+        """Yield the trials that unfinished ones start from, those of later seeds included. A trial may occur twice."""
         if self.pretraining is not None:
             unfinished = (trial for trial in self.trials(get) if get(trial.key) is None)
             for trial in (*unfinished, *self.pending_trials(get)):
-                yield self.pretraining.pretraining_trial(trial.seed, trial.priority)
-
-    def pretraining_trial(self, seed: int, priority: int) -> Trial:
-        """Return the trial of this series, a pretraining, that a trial of this seed and priority starts from."""
-        return self._trial({}, seed, priority - 1)
+                yield self.pretraining.trial_before(trial.seed, trial.priority)
 
     def selection_score(self, get: GetRecord) -> tuple[float, ...] | None:
         """Return the sort key of the chosen options in the selection; None without a search, or until it is done."""
@@ -256,7 +252,7 @@ class SweepSeries:
         return self._score(known_records(self.candidate_trials(choice), get))
 
     def _trial(self, choice: OptionValues, seed: int, priority: int, extra: OptionValues | None = None) -> Trial:
-        first = None if self.pretraining is None else self.pretraining.pretraining_trial(seed, priority)
+        first = None if self.pretraining is None else self.pretraining.trial_before(seed, priority)
         start = {} if first is None else {START_OPTION: first.key}
         settings = {**self.settings, **start, **(extra or {}), **choice}
         return Trial(self.name, seed, priority, self.build_config(settings, seed), settings, choice, first)
@@ -295,10 +291,14 @@ class PretrainingSeries(SweepSeries):
     def rate_section(self) -> RateSection | None:
         return None
 
+    def trial_before(self, seed: int, priority: int) -> Trial:
+        """Return the trial whose model a trial of this seed and priority starts from."""
+        return self._trial({}, seed, priority - 1)
+
     def seed_trials(self, choice: OptionValues) -> list[Trial]:
         selection = self.study.selection
-        own = [self.pretraining_trial(seed, number) for number, seed in enumerate(self.study.seeds)]
-        return [*own, *(self.pretraining_trial(seed, 0) for seed in (selection.seeds if selection else ()))]
+        own = [self.trial_before(seed, number) for number, seed in enumerate(self.study.seeds)]
+        return [*own, *(self.trial_before(seed, 0) for seed in (selection.seeds if selection else ()))]
 
 
 def known_records(trials: Sequence[Trial], get: GetRecord) -> list[TrialRecord]:

@@ -153,7 +153,7 @@ class _Listing:
         """Read the listing of a source.
 
         Args:
-            only: classes whose images are listed; None for all.
+            only: Classes whose images are listed; None for all.
         """
         listing = cls()
         wanted = None if only is None else frozenset(only)
@@ -228,7 +228,7 @@ def _class_names(listed: Sequence[str], data: DataSection) -> list[str]:
             data,
             f"its classes differ from data.classes (missing: {_first_names(missing)}, "
             f"unexpected: {_first_names(extra)})",
-            "Correct the source or the document.",
+            "Correct the source or the document, or choose classes with data.only_classes.",
         )
     return list(data.classes)
 

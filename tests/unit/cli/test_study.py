@@ -128,9 +128,9 @@ class TestPackage:
     def test_the_package_contains_the_study(self, pipeline: dict[str, Any]) -> None:
         study_text = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
         study = StudyDocument.model_validate_json(study_text["runtimeValue"]["constant"])
-        chains = TrialGrid(study).series
-        assert [chain.name for chain in chains][:2] == ["the whole recipe", "no label smoothing"]
-        assert chains[0].config.run.workspace == "/workspace"
+        series = TrialGrid(study).series
+        assert [one.name for one in series][:2] == ["the whole recipe", "no label smoothing"]
+        assert series[0].config.run.workspace == "/workspace"
 
     def test_pods_are_those_of_the_run_document(self, pipeline: dict[str, Any]) -> None:
         executors = pipeline["deploymentSpec"]["executors"]

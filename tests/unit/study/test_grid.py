@@ -306,7 +306,7 @@ class TestTimeBox:
 
     def test_trials_of_an_unknown_rate_are_counted(self) -> None:
         made = plan_study(TrialGrid(swept()), nothing, jobs=1, time_box_seconds=None)
-        assert len(made.planned_trials) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the chains that follow
+        assert len(made.planned_trials) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the series that follow
         assert made.widening == 6
 
 

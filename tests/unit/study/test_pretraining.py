@@ -1,5 +1,6 @@
 """Pretraining of a study: its trials, their order, and what happens to their models."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,12 @@ import pytest
 
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
-from podscale.study import StudyDocument
+from podscale.study import StudyDocument, runner
 from podscale.study.grid import TrialGrid
 from podscale.study.publish import render_markdown, result_blocks
 from podscale.study.records import GetRecord, RecordStore, TrialOutcome, TrialRecord
 from podscale.study.results import study_results
-from podscale.study.runner import StudyRunner
+from podscale.study.runner import RunningTrial, StudyRunner
 from podscale.study.sweep_series import Trial
 from tests.support.refusals import refused
 
@@ -84,17 +85,17 @@ def test_it_runs_before_all_that_need_it_and_later_seeds_need_not_wait_for_the_c
         (101, -1), (1, -1), (2, 0), (3, 1),
     ]  # fmt: skip
     assert [trial.seed for trial in due[:2]] == [101, 1]
-    waiting = grid.waiting_trials(nothing)
+    waiting = [trial for trial in grid.unfinished_trials(nothing) if trial not in due]
     assert {(trial.series.partition(",")[0], trial.seed) for trial in waiting} == {("tuned", 101)}
     assert len(due) + len(grid.pending_trials(nothing)) == 4 + 2 * (2 * (2 + 3) + 3)
 
 
-def test_its_series_is_in_an_earlier_wave_and_has_a_chain_of_its_own() -> None:
+def test_its_series_is_in_an_earlier_wave_and_has_a_task_of_its_own() -> None:
     grid = build()
     waves = [[series.name.partition(",")[0] for series in wave] for wave in grid.waves()]
     assert waves == [["scratch", "scratch", "other digits"], ["tuned", "tuned"], ["probe", "probe"]]
-    assert grid.chains[-1].name == "other digits"
-    assert {trial.seed for trial in grid.due_trials(nothing, grid.chains[-1:])} == {1, 2, 3, 101}
+    assert grid.all_series[-1].name == "other digits"
+    assert {trial.seed for trial in grid.due_trials(nothing, grid.all_series[-1:])} == {1, 2, 3, 101}
     assert "other digits" not in [series.name for series in grid.series], "the results do not compare it"
 
 
@@ -128,6 +129,13 @@ def test_the_page_has_its_accuracy_and_its_trainings() -> None:
             "train.start_from",
             "starts from other digits",
         ),
+        ({"grid": {START: ["x", "y"]}}, START, "tuned starts from other digits"),
+        ({"selection": {"set": {START: "x"}, "seeds": [101]}}, START, "tuned starts from other digits"),
+        (
+            {"variants": [{"name": "a", "start_from": "other digits", "search": {"train.start_from.epoch": [1, 2]}}]},
+            "train.start_from.epoch",
+            "a starts from other digits",
+        ),
     ],
 )
 def test_a_document_that_does_not_fit_is_refused(changes: dict[str, Any], field: str, says: str) -> None:
@@ -139,7 +147,7 @@ def test_a_document_that_does_not_fit_is_refused(changes: dict[str, Any], field:
 def trained(grid: TrialGrid, store: RecordStore, ended: TrialOutcome = "done") -> list[Path]:
     """Add the records of all pretraining, with their run directories; return these."""
     paths = []
-    for trial in grid.pretraining_trials():
+    for trial in grid.pretraining_trials.values():
         store.add(record(trial, ended))
         paths.append(RunDirectory.for_config(trial.config).path)
         paths[-1].mkdir(parents=True)
@@ -149,6 +157,50 @@ def trained(grid: TrialGrid, store: RecordStore, ended: TrialOutcome = "done") -
 @pytest.fixture
 def grid(tmp_path: Path) -> TrialGrid:
     return build(set={**STUDY["set"], "run.workspace": str(tmp_path)})
+
+
+@pytest.fixture
+def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, TrialOutcome]:
+    """Let trials finish at once with a run directory, and return how those of each series end; default: done."""
+    outcomes: dict[str, TrialOutcome] = {}
+
+    def start(self: StudyRunner, trial: Trial) -> None:
+        first = trial.pretraining
+        assert first is None or RunDirectory.for_config(first.config).path.exists(), "its model is there"
+        RunDirectory.for_config(trial.config).path.mkdir(parents=True)
+        self._running.append(RunningTrial(trial, subprocess.Popen(["true"]), tmp_path / "log", 0.0, is_fresh=False))
+
+    def build_record(trial: Trial, *rest: Any, images: int) -> TrialRecord:
+        return record(trial, outcomes.get(trial.series, "done"))
+
+    monkeypatch.setattr(StudyRunner, "_shard_set", lambda self, config: ("", 1))
+    monkeypatch.setattr(StudyRunner, "_start_trial", start)
+    monkeypatch.setattr(runner, "trial_outcome", lambda code, error, history: "done")
+    monkeypatch.setattr(runner, "build_record", build_record)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.001)
+    return outcomes
+
+
+def test_each_trial_finds_its_model_and_the_end_of_the_study_removes_them(
+    tmp_path: Path, outcomes: dict[str, TrialOutcome]
+) -> None:
+    same = {"name": "the other digits, compared as well", "set": STUDY["pretraining"][0]["set"]}
+    grid = build(grid={}, set={"run.workspace": str(tmp_path)}, variants=[*STUDY["variants"], same])
+    first = StudyRunner(grid, RecordStore(grid.workspace), jobs=2, series=grid.series[-1:])
+    first.run()
+    assert len(list((tmp_path / "runs").iterdir())) == 3, "models that the rest of the study starts from"
+    rest = StudyRunner(grid, first.records, jobs=2)
+    rest.run()
+    assert len(rest.ended) == 1 + 2 * (2 + 3) + 3
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_study_ends_as_soon_as_its_pretraining_diverges(grid: TrialGrid, outcomes: dict[str, TrialOutcome]) -> None:
+    outcomes["other digits"] = "diverged"
+    study = StudyRunner(grid, RecordStore(grid.workspace), jobs=1)
+    with refused("diverged", field="other digits, rate 0.1, seed 101", kind=InputError):
+        study.run()
+    assert len(study.ended) == 1
 
 
 def test_models_stay_until_no_trial_is_left(grid: TrialGrid) -> None:
@@ -178,6 +230,18 @@ def test_a_model_that_is_gone_is_trained_again_if_a_trial_needs_it(
     others[0].rmdir()
     runner.prepare()
     assert grid.due_trials(store.get) == [], "all that started from it have their records"
+
+
+def test_the_pod_of_the_pretraining_trains_a_model_again_that_is_gone(
+    grid: TrialGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several pods would, if each waited for a trial of its own to need the model."""
+    monkeypatch.setattr(StudyRunner, "_shard_set", lambda self, config: ("", 1))
+    store = RecordStore(grid.workspace)
+    trained(grid, store)[0].rmdir()
+    pretraining = grid.all_series[-1:]
+    StudyRunner(grid, store, jobs=1, series=pretraining).prepare()
+    assert [trial.seed for trial in grid.due_trials(store.get, pretraining)] == [1]
 
 
 def test_a_study_ends_if_its_pretraining_diverged(grid: TrialGrid) -> None:
