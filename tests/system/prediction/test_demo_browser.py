@@ -1,17 +1,17 @@
-"""demo.html in a real browser, in a sandboxed frame: it agrees with the evaluation and requests nothing."""
+"""The page of the export task in a real browser, in a frame as KFP's: the evaluation's classes, and no request."""
 
 import base64
 import json
-from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from podscale.config import loads
+from podscale.components import steps
+from podscale.config import load, loads
 from podscale.data.shard_set import ShardSet
-from podscale.export.export_model import ExportOptions, export_model
 from podscale.export.web_runtime import is_cached
 from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.preparation import ImagePreparer
@@ -51,17 +51,16 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
     if not is_cached():
         pytest.skip("onnxruntime-web is not in the cache; `podscale export --format html` fetches it with npm")
     copy_workspace(calm, tmp_path)
-    exported = export_model(tmp_path / "runs" / "calm", ExportOptions(format="html", limit=50))
-    assert exported.path.name == "demo.html"
-    assert '<a href="export/demo.html">' in (tmp_path / "runs" / "calm" / "report.html").read_text()
-    evaluated = read_predictions(tmp_path / "runs" / "calm" / "predictions.safetensors")
+    run = tmp_path / "runs" / "calm"
     (shards,) = (path for path in (tmp_path / "datasets").iterdir() if path.is_dir())
+    artifact = export_task(run, shards, tmp_path)
+    assert '<a href="export/demo.html">' in (run / "report.html").read_text()
+    evaluated = read_predictions(run / "predictions.safetensors")
     split = ShardSet.open(shards).split("validation")
     row_of_key = {int(key): row for row, key in enumerate(split.keys)}
     images = [split.read(row_of_key[int(key)]).tobytes() for key in evaluated.keys]
     page = tmp_path / "frame.html"
-    sandboxed = f'<iframe sandbox="allow-scripts" srcdoc="{escape(exported.path.read_text())}"></iframe>'
-    page.write_text(f"<!doctype html>{sandboxed}")
+    page.write_text(viewer(artifact.read_text()))
 
     with browser(program) as tab:
         tab.open(page)
@@ -82,6 +81,23 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
         assert sum("text.png" in card and "%" not in card for card in cards) == 1
         requests = [e["params"]["request"]["url"] for e in tab.events if e["method"] == "Network.requestWillBeSent"]
         assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def viewer(html: str) -> str:
+    """Return a page that shows `html` as HTMLViewer.tsx of KFP's interface does."""
+    frame = '<iframe src="about:blank" sandbox="allow-scripts"></iframe>'
+    text = json.dumps(html).replace("<", "\\u003c")
+    return f"<!doctype html>{frame}<script>document.querySelector('iframe').srcdoc = {text}</script>"
+
+
+def export_task(run: Path, shards: Path, folder: Path) -> Path:
+    """Return the artifact with the page, written by the task `export` of a pipeline."""
+    config = load(run / "config.yaml", [f"run.workspace={folder}", "export={formats: [html], images: 50}"])
+    names = ("manifest.json", "exported", "page")
+    shard_set, exported, page = (SimpleNamespace(path=str(folder / name), metadata={}) for name in names)
+    Path(shard_set.path).write_text(json.dumps({"location": str(shards)}))
+    steps.export(config.model_dump_json(), shard_set, exported, page)
+    return Path(page.path)
 
 
 def assert_prepared_as_in_python(frame: Frame) -> None:
