@@ -67,7 +67,7 @@ class OwnImages:
             if image.nbytes > self.free_bytes:
                 return False
             self.cached_bytes += image.nbytes
-        self._kept[row] = image.copy() if isinstance(image, np.ndarray) else image
+            self._kept[row] = image.copy() if isinstance(image, np.ndarray) else image
         return True
 
 
