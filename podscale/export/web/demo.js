@@ -29,10 +29,10 @@ async function openSession() {
 
 const opened = openSession();
 
-// Returns the RGB pixels of an encoded picture, uint8 [height, width, 3]: upright if the run converted its images, else
-// as they are stored.
+// Returns the RGB pixels of an encoded picture, uint8 [height, width, 3]. JPEGs are upright if the run converted its
+// images, else as they are stored.
 async function decode(blob, isUpright = data.preprocessing.upright) {
-  const file = isUpright ? { blob } : await stored(blob);
+  const file = await stored(blob, isUpright);
   const bitmap = await createImageBitmap(file.blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   const { width, height } = bitmap;
   if (Math.max(width, height) > LONGEST_SIDE) throw new Error(`${width}x${height} pixels are too many`);

@@ -67,10 +67,10 @@ async function colorsBesideOpacity(bytes) {
   return { pixels, width, height };
 }
 
-// Returns { blob } whose pixels a canvas gives as they are stored, or { pixels, width, height } at once.
-async function stored(blob) {
+// Returns { blob } whose pixels a canvas gives as Pillow does, with { pixels, width, height } if they are known already.
+async function stored(blob, isUpright) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
-  if (hasBytes(bytes, 0, [0xff, 0xd8])) return { blob: new Blob(withoutExif(bytes)) };
+  if (hasBytes(bytes, 0, [0xff, 0xd8])) return { blob: isUpright ? blob : new Blob(withoutExif(bytes)) };
   if (!hasBytes(bytes, 0, PNG_SIGNATURE) || bytes.length < 33) return { blob };
   const kept = chunksOf(bytes).filter(({ type }) => type !== "eXIf" && type !== "tRNS");
   const opaque = new Blob([bytes.subarray(0, 8), ...kept.map((chunk) => chunk.bytes)]);
