@@ -39,7 +39,7 @@ test-drills: .venv/.dev ## run the drills as tests, with two workers for five mi
 	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)
 
 test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, and faults in GPU kernels, in ten minutes; needs gcc, no GPU
-	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu tests/unit/pytorch/batch_norm/test_gemm.py $(ARGS)
+	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu $(ARGS)
 
 test-oldest: .venv-oldest/.oldest ## run the unit tests with the oldest supported packages, in .venv-oldest (PYTHON=python3.12 for that version)
 	@.venv-oldest/bin/python -m pytest -n $(WORKERS) $(SUITE_OPTIONS) tests/unit $(ARGS)
@@ -69,11 +69,11 @@ reference: .venv/.dev ## write docs/explanation/papers.md and the pages of docs/
 	@$(BIN)/python -m tools.reference_pages
 	@$(BIN)/python -m tools.papers_page
 
-bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (three more with IMAGES=originals.tar and SHARD_SET=dir)
+bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (four more with IMAGES=originals.tar and SHARD_SET=dir)
 	@for name in telemetry failures reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pipeline --engines pytorch jax
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python -m benchmarks.shards --images "$(IMAGES)"; fi
-	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python -m benchmarks.input $(SHARD_SET) && $(BIN)/python -m benchmarks.input_host $(SHARD_SET); fi
+	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python -m benchmarks.input $(SHARD_SET) && $(BIN)/python -m benchmarks.input_host $(SHARD_SET) && $(BIN)/python -m benchmarks.shared_cache $(SHARD_SET); fi
 
 bench-network: .venv/.dev ## measure all-reduce and scaling over shaped links, about ten minutes; needs root (ARGS="ratios auto" to choose)
 	@TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.network $(ARGS)

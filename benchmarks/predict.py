@@ -1,10 +1,11 @@
-"""`podscale predict`: images per CPU-second beside a plain PyTorch loop, and memory over the rows of a large tar.
+"""`podscale predict`: images per CPU-second beside plain loops, and memory over the rows of a large tar.
 
     python -m benchmarks.predict imagenet-500.tar
 
-The plain loop decodes with PIL, applies torchvision's transforms, and runs the same ResNet-18 in the same batches. Both
-are measured in turn in each round, with one thread for an operation of the model. CPU time is user + system of all
-threads of the process (getrusage). Weights are random: they do not change the time.
+A plain loop decodes with PIL, applies torchvision's transforms, and runs the same ResNet-18 in the same batches, in
+PyTorch or as the same ONNX file in onnxruntime. Both are measured in turn in each round, with one thread for an
+operation of the model. CPU time is user + system of all threads of the process (getrusage). Weights are random: they do
+not change the time.
 """
 
 import io
@@ -16,6 +17,9 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
 import torch
 from PIL import Image
 from torchvision.transforms import v2
@@ -25,6 +29,7 @@ from benchmarks.harness import Options, write_results
 from benchmarks.measure import cpu_seconds, median_ratio, rate, resident_bytes
 from benchmarks.samples import read_archive, write_archive
 from podscale.config import RunConfig
+from podscale.export.export_model import ExportOptions, export_model
 from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.model import build_classifier
 from podscale.prediction.predict import predicted_items
@@ -34,12 +39,15 @@ from podscale.prediction.writers import JsonLinesWriter
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.state import model_arrays
 from podscale.pytorch.train_state import as_array
-from podscale.training.model_weights import TrainedModel, export_model
+from podscale.training import model_weights
+from podscale.training.model_weights import TrainedModel
 from podscale.training.run_progress import RunProgress
 
 Pipeline = Callable[[], int]
 """Processes all images of a measurement and returns their number."""
-PACKAGES = ("torch", "torchvision", "pillow", "simplejpeg", "numpy")
+Infer = Callable[[torch.Tensor], torch.Tensor]
+"""Function from normalised images, fp32 [n, 3, size, size], to logits, fp32 [n, classes]."""
+PACKAGES = ("torch", "torchvision", "onnxruntime", "pillow", "simplejpeg", "numpy")
 BATCH = 32
 CLASSES = 1000
 SMALL_MODEL = {"input": {"image_size": 16}, "model": {"name": "resnet18", "stem": "small", "width": 4}}
@@ -54,7 +62,7 @@ def write_model(folder: Path, config: RunConfig) -> Path:
     model = build_model(config.model, CLASSES)
     arrays = {name: as_array(tensor) for name, tensor in model_arrays(model).items()}
     names = [f"class {number}" for number in range(CLASSES)]
-    export_model(arrays, TrainedModel(config, names, RunProgress(step=1)), folder)
+    model_weights.export_model(arrays, TrainedModel(config, names, RunProgress(step=1)), folder)
     return folder
 
 
@@ -69,8 +77,8 @@ def plain_transforms(config: RunConfig) -> v2.Compose:
 class PlainLoop:
     """The loop that one writes without Podscale: PIL, torchvision's transforms, the model, softmax, top 5."""
 
-    def __init__(self, config: RunConfig, archive: Path, images: int) -> None:
-        self._model = build_model(config.model, CLASSES).eval()
+    def __init__(self, config: RunConfig, infer: Infer, archive: Path, images: int) -> None:
+        self._infer = infer
         self._transforms = plain_transforms(config)
         self._archive, self._images = archive, images
 
@@ -81,7 +89,7 @@ class PlainLoop:
         count = 0
         with torch.inference_mode():
             for batch in self._batches():
-                self._model(batch).softmax(1).topk(5)
+                self._infer(batch).softmax(1).topk(5)
                 count += len(batch)
         return count
 
@@ -92,12 +100,26 @@ class PlainLoop:
             yield torch.stack(batch)
 
 
+def onnx_session(path: Path) -> Infer:
+    """Return the function of an ONNX file in onnxruntime, with one thread for an operation."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+
+    def infer(images: torch.Tensor) -> torch.Tensor:
+        logits: npt.NDArray[np.float32] = session.run(None, {name: images.numpy()})[0]
+        return torch.from_numpy(logits)
+
+    return infer
+
+
 class PodscalePredict:
     """`podscale predict` in this process."""
 
     def __init__(self, model: Path, archive: Path, images: int) -> None:
         self._predictor = Predictor.open(model, [str(archive)], PredictOptions(batch=BATCH, limit=images))
-        self._classifier = build_classifier(self._predictor.model)
+        self._classifier = build_classifier(self._predictor.model, threads=1)
 
     def read(self) -> int:
         with closing(self._predictor.open_decoder()) as decoder:
@@ -124,15 +146,19 @@ def compare(pipelines: dict[str, Pipeline], rounds: int) -> dict[str, list[float
 
 
 def throughput_table(archive: Path, folder: Path, images: int, rounds: int, size: int) -> list[str]:
-    """Return the table of both pipelines, with and without the model."""
+    """Return the table of `podscale predict` and plain loops: without a model, in PyTorch, and in onnxruntime."""
     config = RunConfig.model_validate({"model": {"name": "resnet18"}, "input": {"image_size": size}})
-    plain = PlainLoop(config, archive, images)
-    ours = PodscalePredict(write_model(folder / "model", config), archive, images)
+    model = write_model(folder / "model", config)
+    file = export_model(model, ExportOptions(format="onnx", images=[str(archive)], limit=BATCH)).path
+    plain = PlainLoop(config, build_model(config.model, CLASSES).eval(), archive, images)
+    plain_onnx = PlainLoop(config, onnx_session(file), archive, images)
+    ours, ours_onnx = (PodscalePredict(path, archive, images) for path in (model, file))
     lines = [f"{images} images, {size} px, batches of {BATCH}, {rounds} rounds:", ""]
     lines += ["| work | podscale predict | plain loop | median of the ratios |", "|---|---:|---:|---:|"]
     for work, pipelines in {
         "read, decode, resize, crop": {"ours": ours.read, "plain": plain.read},
-        "the same and ResNet-18": {"ours": ours.predict, "plain": plain.predict},
+        "the same and ResNet-18 in PyTorch": {"ours": ours.predict, "plain": plain.predict},
+        "the same and ResNet-18 in onnxruntime": {"ours": ours_onnx.predict, "plain": plain_onnx.predict},
     }.items():
         rates = compare(pipelines, rounds)
         ratio = median_ratio(rates["ours"], rates["plain"])
@@ -167,7 +193,7 @@ def main() -> None:
     parser.add_size("--images", full=256, small=8, type=int, help="images of a measurement")
     parser.add_size("--rounds", full=5, small=1, type=int)
     parser.add_size("--size", full=224, small=32, type=int, help="side of the model's images")
-    parser.add_size("--rows", full=100_000, small=200, type=int, help="rows of the measurement of memory")
+    parser.add_size("--rows", full=1_000_000, small=200, type=int, help="rows of the measurement of memory")
     options = parser.read()
     if options.archive is None and not options.small:
         parser.error("TAR: missing. Give a tar of photographs.")

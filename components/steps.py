@@ -173,25 +173,44 @@ def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
         shutil.copyfile(run.model / "README.md", card.path)
 
 
-def export(document: str, shard_set: Any, exported: Any) -> None:
+def export(document: str, shard_set: Any, exported: Any, page: Any = None) -> None:
     """Write the exported files of the document.
 
     Args:
         exported: output artifact, dsl.Model: a directory with the files and the report of each check.
+        page: output artifact, dsl.HTML, with the page that viewers show; None: the component has no such output.
     """
     with stage_process("export"):
         config = load_document(document)
+        if page is not None and config.export.page is None:
+            raise InputError(
+                "has no page, which is an output of this component",
+                field="export.formats",
+                got=list(config.export.formats),
+                hint="Add html or html-int8, or use the component `export`.",
+            )
         local.export(config, _shard_set_location(shard_set))
         directory = RunDirectory.for_config(config).exports
         Path(exported.path).mkdir(parents=True, exist_ok=True)
         for name in config.export.file_names:
-            report = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+            report = _check_report(directory / name)
             for file in (name, f"{name}.json"):
                 _link_or_copy(str(directory / file), str(Path(exported.path) / file))
             kept = ("sha256", "opset", "input", "output", "quantization")
             exported.metadata.update({f"{name}: {key}": report[key] for key in kept if report[key] is not None})
             exported.metadata |= {key: report[key] for key in ("run", "model", "weights_sha256")}
         exported.metadata.update(framework="+".join(config.export.formats), location=str(directory))
+        if page is not None and (shown := config.export.page) is not None:
+            _link_or_copy(str(directory / shown), str(page.path))
+            report = _check_report(directory / shown)
+            kept = ("run", "model", "weights_sha256", "sha256", "quantization")
+            page.metadata.update(file=shown, **{key: report[key] for key in kept})
+
+
+def _check_report(file: Path) -> dict[str, Any]:
+    """Return the report of the check of an exported file."""
+    report: dict[str, Any] = json.loads(file.with_name(f"{file.name}.json").read_text(encoding="utf-8"))
+    return report
 
 
 def cells(study: str, series: int) -> None:

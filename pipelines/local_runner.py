@@ -38,6 +38,8 @@ from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 POLL_SECONDS = 0.1
 SHOWN_STAGES = (*stage_outcomes.STAGES, "export", "collapse")
 """Tasks that are displayed and that save when stopped. The collapse has no outcome here: members are runs."""
+USER_VARIABLES = (env.IGNORE_MEMORY, env.WEB_RUNTIME)
+"""Variables of the user that stages get in containers too."""
 LOG_TAIL_LINES = 20
 """Lines of the log shown if a stage exited without an outcome."""
 
@@ -231,7 +233,7 @@ def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
         env.PROGRESS_FILE: str(launch.progress_file),
         env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
         **ExportedTelemetry.for_config(launch.config, RunDirectory.for_config(launch.config).endpoint).variables,
-        **{name: os.environ[name] for name in (env.IGNORE_MEMORY,) if name in os.environ},  # into containers too
+        **{name: os.environ[name] for name in USER_VARIABLES if name in os.environ},
         "PYTHONUNBUFFERED": "1",
     }
 

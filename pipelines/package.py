@@ -12,6 +12,7 @@ from podscale.components.collapse.component import collapse
 from podscale.components.configure.component import configure
 from podscale.components.evaluate.component import evaluate
 from podscale.components.export.component import export
+from podscale.components.export_page.component import export as export_with_page
 from podscale.components.pack.component import pack
 from podscale.components.report.component import report
 from podscale.components.shard.component import shard
@@ -38,10 +39,12 @@ COMPONENT_FUNCTIONS = {
     "evaluate": evaluate,
     "report": report,
     "export": export,
+    "export_page": export_with_page,
     "summary": summary,
     "cells": cells,
     "findings": findings,
 }
+"""Component by its folder in `components/`."""
 
 ENSEMBLE_PRESET = "digits-ensemble"
 """Preset whose pipeline includes the collapse of snapshots."""

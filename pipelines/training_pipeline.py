@@ -2,7 +2,8 @@
 
 The first task applies the parameters of a run to the document; a local run has none and begins with the shards. If the
 document has an ensemble, its snapshots are collapsed in parallel between train and evaluate, and evaluate scores the
-members together. The same tasks compile for a cluster and run locally.
+members together. If it has formats of exported files, export follows the report. The same tasks compile for a cluster
+and run locally.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from podscale.components.collapse.component import collapse  # isort: skip (kfp_
 from podscale.components.configure.component import configure  # isort: skip
 from podscale.components.evaluate.component import evaluate  # isort: skip
 from podscale.components.export.component import export  # isort: skip
+from podscale.components.export_page.component import export as export_with_page  # isort: skip
 from podscale.components.pack.component import pack  # isort: skip
 from podscale.components.report.component import report  # isort: skip
 from podscale.components.run_parameters import RunParameters  # isort: skip
@@ -154,7 +156,8 @@ class _PipelineTasks:
         evaluated = self.configured(evaluate(**inputs, model=model), self._role("evaluate")).after(*collapsed)
         reported = self.configured(report(**inputs, metrics=evaluated.outputs["metrics"]), "report")
         if self.config.export.formats:  # last, because a run without an exported file has a report
-            self.configured(export(**inputs, model=model), "export").after(reported)
+            component = export if self.config.export.page is None else export_with_page
+            self.configured(component(**inputs, model=model), "export").after(reported)
 
     def _role(self, stage: Literal["train", "evaluate"]) -> TaskRole:
         """Return the role of the pod of a stage's task, which may only launch a job."""

@@ -55,7 +55,7 @@ compile() {
 compile
 tests "chart" 5 tests/chart
 # A cluster that ran before keeps running.
-"${lab[@]}" status | grep -q '^running *kube-apiserver' || trap '"${lab[@]}" down >/dev/null' EXIT
+[[ "$("${lab[@]}" status)" == *"running  kube-apiserver"* ]] || trap '"${lab[@]}" down >/dev/null' EXIT
 step "the cluster" 5 "${lab[@]}" up
 step "the images" 9 "${lab[@]}" images base tools
 tests "cluster tests" 12 tests/cluster -m cluster_ci

@@ -11,7 +11,7 @@ HEAD = """# Environment variables
 Variables that pass values between Podscale's processes and pods. Generated from `podscale/util/env.py` by
 `tools/environment_reference.py`; a test keeps it true. Podscale sets all of them itself, in processes and pods that it
 starts or in its images. Those that the user sets come last. `launch.cluster.env` refuses names that begin with
-`PODSCALE_`.
+`PODSCALE_`, except `PODSCALE_WEB_RUNTIME`.
 
 Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which
 [tpu.md](../explanation/tpu.md) lists.

@@ -2,7 +2,7 @@
 
     python -m tools.fused_kernel_times [IMAGES]
 
-Prints a Markdown table: the constants of `fused_kernels` beside the fastest of all tiles. Used by gpu_session.sh.
+Prints a Markdown table: the constants of `fused_calls` beside the fastest of all tiles. Used by gpu_session.sh.
 """
 
 import sys
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
-from podscale.pytorch.batch_norm import fused_kernels as kernels
+from podscale.pytorch.batch_norm import fused_calls as calls
 from podscale.pytorch.batch_norm import fused_pool_kernels as pool_kernels
-from podscale.pytorch.batch_norm.fused_kernels import MASK_OF_BITS, MASK_OF_X, ImageRows
+from podscale.pytorch.batch_norm.fused_calls import MASK_OF_BITS, MASK_OF_X, ImageRows
 
 LAYERS = ((64, 112), (256, 56), (64, 56), (512, 28), (1024, 14), (2048, 7))
 """Channels and sides of images."""
@@ -28,7 +28,7 @@ WARMUP_MS, REPEAT_MS = 3, 10
 
 
 class Settings(NamedTuple):
-    """Constants of `fused_kernels`."""
+    """Constants of `fused_calls`."""
 
     TILE: int
     TILE_CHANNELS: int
@@ -37,10 +37,10 @@ class Settings(NamedTuple):
 
     def apply(self) -> None:
         for name, value in self._asdict().items():
-            setattr(kernels, name, value)
+            setattr(calls, name, value)
 
 
-COMMITTED = Settings(kernels.TILE, kernels.TILE_CHANNELS, kernels.PROGRAMS_PER_PROCESSOR, kernels.WARPS)
+COMMITTED = Settings(calls.TILE, calls.TILE_CHANNELS, calls.PROGRAMS_PER_PROCESSOR, calls.WARPS)
 
 
 def median_ms(function: Callable[[], object]) -> float:
@@ -66,24 +66,24 @@ def layer_kernels(
     x, shortcut, first, second = (draw() for _ in range(4))
     weight, bias, mean, var = (torch.rand(channels, device=device) for _ in range(4))
     shape = ImageRows.of(x)
-    partial = kernels.chunk_moments(x, shape)
-    affine = kernels.local_affine(partial, shape, weight, bias, (mean, var), 0.1, 1e-5)
-    _, bits = kernels.normalise(x, shape, affine, MASK_OF_BITS, shortcut)
-    sums, _ = kernels.chunk_gradient_sums((first, None), x, shape, affine, MASK_OF_X, None)
-    terms = kernels.local_gradient_terms(sums, shape, affine)
+    partial = calls.chunk_moments(x, shape)
+    affine = calls.local_affine(partial, shape, weight, bias, (mean, var), 0.1, 1e-5)
+    _, bits = calls.normalise(x, shape, affine, MASK_OF_BITS, shortcut)
+    sums, _ = calls.chunk_gradient_sums((first, None), x, shape, affine, MASK_OF_X, None)
+    terms = calls.local_gradient_terms(sums, shape, affine)
     added = (terms.slope, terms.constant)
-    yield "moments", 1, lambda: kernels.chunk_moments(x, shape)
-    yield "finish moments", 0, lambda: kernels.local_affine(partial, shape, weight, bias, (mean, var), 0.1, 1e-5)
-    yield "relu", 2, lambda: kernels.normalise(x, shape, affine, MASK_OF_X, None)
-    yield "sum, relu", 3 + 1 / 16, lambda: kernels.normalise(x, shape, affine, MASK_OF_BITS, shortcut)
-    yield "gradient sums", 2, lambda: kernels.chunk_gradient_sums((first, None), x, shape, affine, MASK_OF_X, None)
+    yield "moments", 1, lambda: calls.chunk_moments(x, shape)
+    yield "finish moments", 0, lambda: calls.local_affine(partial, shape, weight, bias, (mean, var), 0.1, 1e-5)
+    yield "relu", 2, lambda: calls.normalise(x, shape, affine, MASK_OF_X, None)
+    yield "sum, relu", 3 + 1 / 16, lambda: calls.normalise(x, shape, affine, MASK_OF_BITS, shortcut)
+    yield "gradient sums", 2, lambda: calls.chunk_gradient_sums((first, None), x, shape, affine, MASK_OF_X, None)
     yield (
         "gradient sums of a block",
         4 + 1 / 16,
-        lambda: kernels.chunk_gradient_sums((first, second), x, shape, affine, MASK_OF_BITS, bits),
+        lambda: calls.chunk_gradient_sums((first, second), x, shape, affine, MASK_OF_BITS, bits),
     )
-    yield "finish gradient sums", 0, lambda: kernels.local_gradient_terms(sums, shape, affine)
-    yield "input gradient", 3, lambda: kernels.input_gradient(first, x, shape, affine, *added, MASK_OF_X)
+    yield "finish gradient sums", 0, lambda: calls.local_gradient_terms(sums, shape, affine)
+    yield "input gradient", 3, lambda: calls.input_gradient(first, x, shape, affine, *added, MASK_OF_X)
     if side == LAYERS[0][1]:
         pooled, indices = pool_kernels.pool(x, affine)
         gradients = (torch.randn_like(pooled), torch.randn_like(pooled))

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from podscale.pytorch.batch_norm import fused_kernels as kernels
+from podscale.pytorch.batch_norm import fused_calls
 from podscale.pytorch.batch_norm import gemm_calls as calls
-from podscale.pytorch.batch_norm.fused_kernels import MASK_OF_BITS, MASK_OF_X, Affine, ImageRows
+from podscale.pytorch.batch_norm.fused_calls import MASK_OF_BITS, MASK_OF_X, Affine, ImageRows
 from tools.fused_kernel_times import median_ms
 
 INNER = ((64, 56), (128, 28), (256, 14), (512, 7))
@@ -63,18 +63,18 @@ def block_calls(images: int, inner: int, side: int, *, device: str = "cuda") -> 
     down, up = down[:, :, None, None], up[:, :, None, None]
     inner_affine, outer_affine = (Affine(*torch.rand(5, channels, device=device)) for channels in (inner, outer))
     inner_rows, outer_rows = ImageRows.of(narrow), ImageRows.of(wide)
-    _, bits = kernels.normalise(wide, outer_rows, outer_affine, MASK_OF_BITS, shortcut)
+    _, bits = fused_calls.normalise(wide, outer_rows, outer_affine, MASK_OF_BITS, shortcut)
     small, large = (2 * tensor.numel() for tensor in (narrow, wide))
 
     def convolve_then_sum(x: Tensor, weight: Tensor, rows: ImageRows) -> None:
-        kernels.chunk_moments(F.conv2d(x, weight), rows)
+        fused_calls.chunk_moments(F.conv2d(x, weight), rows)
 
     def add_convolve_sum() -> None:
-        y, _ = kernels.normalise(wide, outer_rows, outer_affine, MASK_OF_BITS, shortcut)
+        y, _ = fused_calls.normalise(wide, outer_rows, outer_affine, MASK_OF_BITS, shortcut)
         convolve_then_sum(y, down, inner_rows)
 
     def normalise_convolve_sum() -> None:
-        y, _ = kernels.normalise(narrow, inner_rows, inner_affine, MASK_OF_X, None)
+        y, _ = fused_calls.normalise(narrow, inner_rows, inner_affine, MASK_OF_X, None)
         convolve_then_sum(y, up, outer_rows)
 
     def data(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -82,11 +82,11 @@ def block_calls(images: int, inner: int, side: int, *, device: str = "cuda") -> 
 
     def sums_of_first_norm() -> None:
         g = data(wide_gradient, narrow, up)
-        kernels.chunk_gradient_sums((g, None), narrow, inner_rows, inner_affine, MASK_OF_X, None)
+        fused_calls.chunk_gradient_sums((g, None), narrow, inner_rows, inner_affine, MASK_OF_X, None)
 
     def sums_of_sum() -> None:
         g = data(narrow_gradient, wide, down)
-        kernels.chunk_gradient_sums((g, shortcut), wide, outer_rows, outer_affine, MASK_OF_BITS, bits)
+        fused_calls.chunk_gradient_sums((g, shortcut), wide, outer_rows, outer_affine, MASK_OF_BITS, bits)
 
     yield TimedPair(
         "norm, sum, ReLU, conv1, moments",

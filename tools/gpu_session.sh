@@ -112,7 +112,7 @@ reserve=0
 if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=100; fi
 podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-limit 300 --profile --out "$OUT" \
   ${real[@]+"${real[@]}"} "$@"
-# Times of the fused kernels by tile: constants of fused_kernels.py that are not the fastest show here.
+# Times of the fused kernels by tile: constants of fused_calls.py that are not the fastest show here.
 [ "$(left)" -lt 40 ] || PYTHONSAFEPATH=1 timeout 40 "$PYTHON" tools/fused_kernel_times.py | tee "$OUT/gpu-fused-kernels.md"
 # The same of the 1x1 convolutions, beside cuDNN: constants of gemm_calls.py.
 [ "$(left)" -lt 60 ] || PYTHONPATH=$PWD:$PYTHONPATH timeout 60 "$PYTHON" -m tools.gemm_kernel_times | tee "$OUT/gpu-gemm-kernels.md"

@@ -11,7 +11,7 @@
 //! each, a bit for each AC coefficient that is not 0), and the coefficients (i8), all in natural order. The place of the
 //! DC value in the mask is a flag: coefficients have 16 bits, of which the upper bytes follow the lower ones.
 //!
-//! The bytes never leave the process. Reading them is safe whatever they are; wrong ones are refused or give other pixels.
+//! The bytes stay in the memory of one host. Reading them is safe whatever they are; wrong ones are refused or give other pixels.
 
 use crate::block::{Block, Codes, write_block};
 use crate::header::{Frame, Header, Sampling};

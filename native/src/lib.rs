@@ -2,8 +2,8 @@
 //!
 //! Order of the modules for an image: `header` (tables and size), `segments` (data without stuffing), `scan` with
 //! `index`, `block`, `huffman` and `idct` (samples of the blocks under the crop), `color` (RGB), `resample` (Pillow's
-//! fixed point). `coefficients` packs what `huffman` decoded, for a cache. `crop` connects them, `batch` runs many, `python`
-//! is the extension module. Unusual images are refused, and Python decodes them.
+//! fixed point). `coefficients` packs what `huffman` decoded, for a cache, and `shared` is the memory of a cache that the
+//! processes of a host share. `crop` connects them, `batch` runs many, `python` is the extension module. Unusual images are refused, and Python decodes them.
 #![warn(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 pub mod batch;
@@ -21,6 +21,7 @@ pub mod refusal;
 pub mod resample;
 mod scan;
 mod segments;
+pub mod shared;
 
 #[cfg(feature = "python")]
 mod python;

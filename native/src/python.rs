@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::batch::{BatchDecoder, Job, PackJob};
 use crate::crop::{self, Crop, Image, Resize};
 use crate::resample::Filter;
+use crate::shared;
 
 /// Columns of a crop: height and width of the image, left, top, width and height of the rectangle, width and height of
 /// the resized rectangle, left and top of the square, mirrored or not.
@@ -98,6 +99,62 @@ impl CropDecoder {
     }
 }
 
+/// Images that the processes of a host keep in a memory that each of them maps.
+#[pyclass(frozen)]
+struct SharedImages {
+    images: shared::SharedImages,
+    /// Keeps the memory mapped.
+    _memory: PyBuffer<u8>,
+}
+
+#[pymethods]
+impl SharedImages {
+    /// `memory`: the shared memory, uint8, zero at first.
+    /// `rows`: number of the images.
+    /// `identity`: number of the images' split, not 0.
+    #[new]
+    fn new(memory: PyBuffer<u8>, rows: usize, identity: u64) -> PyResult<Self> {
+        if !memory.is_c_contiguous() || memory.readonly() {
+            return Err(PyValueError::new_err("the memory must be contiguous and writable"));
+        }
+        // SAFETY: the memory has these bytes, is writable, and `_memory` keeps it mapped. The processes of a host share
+        // it for this type only.
+        let images =
+            unsafe { shared::SharedImages::open(memory.buf_ptr().cast(), memory.item_count(), rows, identity) };
+        let images = images.ok_or_else(|| PyValueError::new_err("too small, or in use for another shard set"))?;
+        Ok(SharedImages { images, _memory: memory })
+    }
+
+    /// Return place, bytes and kind of an image; None if it is not kept.
+    fn find(&self, row: usize) -> Option<(usize, usize, u64)> {
+        self.images.find(row).map(|found| (found.begin, found.length, found.kind))
+    }
+
+    /// Copy an image into the memory, without the GIL, unless its row is taken. Returns false if it does not fit.
+    fn keep(&self, py: Python<'_>, row: usize, kind: u64, image: PyBuffer<u8>) -> PyResult<bool> {
+        let image = readable(&image)?;
+        Ok(py.detach(|| self.images.keep(row, kind, image)))
+    }
+
+    /// Bytes that images take.
+    #[getter]
+    fn used(&self) -> usize {
+        self.images.used()
+    }
+
+    /// Bytes that images may take.
+    #[getter]
+    fn limit(&self) -> usize {
+        self.images.capacity()
+    }
+
+    /// Bytes that are left.
+    #[getter]
+    fn free(&self) -> usize {
+        self.images.free()
+    }
+}
+
 /// Read the crops, int64 [n, FIELDS]; all must lie in their images.
 fn parse_crops(py: Python<'_>, crops: &PyBuffer<i64>, count: usize) -> PyResult<Vec<Crop>> {
     if crops.shape() != [count, FIELDS] {
@@ -147,7 +204,8 @@ fn readable(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
         return Ok(&[]);
     }
     // SAFETY: the buffer is contiguous, holds item_count() bytes and lives as long as the borrow. Nothing writes to
-    // records: they are shards mapped read-only, which are never changed in place.
+    // records: they are shards mapped read-only, which are never changed in place, images of the caller, or published
+    // blocks of a shared memory, which never change.
     Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) })
 }
 
@@ -183,6 +241,7 @@ fn build_index<'py>(
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CropDecoder>()?;
+    module.add_class::<SharedImages>()?;
     module.add_function(wrap_pyfunction!(build_index, module)?)?;
     module.add_function(wrap_pyfunction!(has_avx2, module)?)
 }

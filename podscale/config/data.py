@@ -213,8 +213,8 @@ class InputSection(Section):
     )
     decoded_cache_bytes: int = placement_field(
         0,
-        "Memory per process for decoded training images, bytes, with the loaders native and reference. Pixels stay the "
-        "same. 0 = none.",
+        "Memory per process for decoded training images, bytes, with the loaders native and reference. The processes "
+        "of a node share it, so an image is kept once. Pixels stay the same. 0 = none.",
         ge=0,
     )
     decoded_cache_form: Literal["auto", "pixels", "coefficients"] = placement_field(

@@ -18,6 +18,8 @@ FILE_NAMES: dict[str, str] = {
     "html-int8": "demo.int8.html",
 }
 """Name of each format's file in the folder `export` of a run."""
+PAGE_FORMATS = ("html", "html-int8")
+"""Formats that are pages; viewers that show one page take the first."""
 EXPORT_METADATA_FILE = "podscale_export.json"
 """Member of an exported torch archive that has its metadata."""
 CHECK_IMAGES = 1000
@@ -105,3 +107,8 @@ class ExportSection(Section):
     def file_names(self) -> tuple[str, ...]:
         """Names of the files in the folder `export` of the run."""
         return tuple(FILE_NAMES[name] for name in self.formats)
+
+    @property
+    def page(self) -> str | None:
+        """Name of the page that viewers show, in fp32 if there are two; None without a page."""
+        return next((FILE_NAMES[name] for name in PAGE_FORMATS if name in self.formats), None)

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, StringConstraints, model_validator
 
 from podscale.config.fields import Section, conflict_error, placement_field
 from podscale.config.fields import placement_field as option  # a field here is named placement
-from podscale.util.env import PREFIX
+from podscale.util.env import PREFIX, WEB_RUNTIME
 
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """DNS label (RFC 1123), the name of most Kubernetes objects."""
@@ -29,6 +29,8 @@ RESERVED_LABELS = (
 RESERVED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 RESERVED_PREFIXES = (PREFIX, "PET_")
 """Prefixes of environment variables that launchers and Podscale set in pods, besides those above."""
+SETTABLE_VARIABLES = (WEB_RUNTIME,)
+"""Variables with such a prefix that the user sets."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 
 
@@ -181,7 +183,8 @@ class ClusterSection(Section):
                 if name.startswith(RESERVED_LABELS):
                     raise conflict_error(key, "set by podscale itself", got=name, hint="Leave it out.")
         for name in self.env:
-            if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIXES):
+            is_reserved = name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIXES)
+            if is_reserved and name not in SETTABLE_VARIABLES:
                 raise conflict_error("env", "set by podscale or the launcher", got=name, hint="Leave it out.")
         paths = [volume.path.rstrip("/") for volume in self.volumes]
         if duplicate := next((path for path in paths if paths.count(path) > 1), None):

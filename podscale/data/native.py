@@ -94,11 +94,27 @@ def has_avx2() -> bool:
     return bool(_native.has_avx2())
 
 
+def can_share_images() -> bool:
+    """Return True if the extension is installed and has a store for images in shared memory."""
+    return hasattr(_native, "SharedImages")
+
+
+def open_shared_images(memory: Pixels, rows: int, identity: int) -> Any:
+    """Open the store of native/src/shared.rs; raises ValueError if the memory is too small or has other images.
+
+    Args:
+        memory: uint8 [bytes], writable, shared with the other processes; all zero at first.
+        rows: number of images.
+        identity: number of the images' split, not 0.
+    """
+    return _native.SharedImages(memory, rows, identity)
+
+
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Quantised DCT coefficients of a JPEG, packed for a cache; native/src/coefficients.rs has their layout."""
 
-    packed: bytes
+    packed: bytes | Pixels
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,7 @@ from podscale.launch.stage_result import GroupExit, LostWorker
 from podscale.launch.worker_spec import WorkerSpec
 from podscale.util import env, host_info, processes
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
+from podscale.util.shared_memory import shared_memory
 
 POLL_SECONDS = 0.1
 SURVIVOR_GRACE_SECONDS = 15.0
@@ -75,7 +76,11 @@ class WorkerGroup:
         """Start the launcher, wait until it exits, and kill every remaining process of the launch."""
         shutil.rmtree(self._rank_dir)  # files of the previous launch
         self._rank_dir.mkdir(mode=0o700)
-        child = self._spec.start(self._worker_env, self._launcher_log)
+        with shared_memory("podscale-decoded-cache", self._spec.shared_cache_bytes) as decoded_cache:
+            return self._run_launcher(decoded_cache)
+
+    def _run_launcher(self, decoded_cache: str | None) -> GroupExit:
+        child = self._spec.start(self._worker_env, self._launcher_log, decoded_cache)
         try:
             with log_rendezvous_progress(self._spec.rendezvous, lambda: bool(registered_workers(self._rank_dir))):
                 while child.poll() is None:

@@ -55,10 +55,22 @@ class WorkerSpec:
             return ["-m", "podscale.pytorch.torchrun", *self._torchrun_options(rank_dir), *rank]
         return ["-m", "podscale.launch.fork_launcher", *self._fork_launcher_options(), self.entry_module]
 
-    def environment(self, worker_env: WorkerEnv, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the launcher's environment: the variables of a worker on top of `base`."""
+    @property
+    def shared_cache_bytes(self) -> int:
+        """Bytes of decoded images that the ranks of this pod share; 0 for one rank."""
+        return self.processes_per_node * self.config.input.decoded_cache_bytes if self.processes_per_node > 1 else 0
+
+    def environment(
+        self, worker_env: WorkerEnv, base: Mapping[str, str], decoded_cache: str | None = None
+    ) -> dict[str, str]:
+        """Return the launcher's environment: the variables of a worker on top of `base`.
+
+        Args:
+            decoded_cache: path of the memory for `shared_cache_bytes`; None: each rank has its own cache.
+        """
         return {
             **base,
+            env.DECODED_CACHE: decoded_cache or "",
             **worker_env.variables(),
             **(RankEnv().variables() if self.single_process else {}),
             env.SUPERVISOR: str(os.getpid()),
@@ -70,9 +82,10 @@ class WorkerSpec:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def start(self, worker_env: WorkerEnv, log: Path) -> Popen[bytes]:
+    def start(self, worker_env: WorkerEnv, log: Path, decoded_cache: str | None) -> Popen[bytes]:
         """Start the launcher, with its output in `log`; it exits when this process exits."""
-        command, variables = self.command(worker_env.rank_directory), self.environment(worker_env, os.environ)
+        command = self.command(worker_env.rank_directory)
+        variables = self.environment(worker_env, os.environ, decoded_cache)
         with log.open("ab") as file:
             return start_bound(command, variables, stdin=DEVNULL, stdout=file.fileno(), stderr=STDOUT)
 

@@ -23,10 +23,10 @@ from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.auto import relative_error
 from podscale.pytorch.batch_norm import assign_batch_norm_groups
+from podscale.pytorch.batch_norm.fuse_layers import fuse_batch_norm
 from podscale.pytorch.batch_norm.layer import (
     BatchNormMomenta,
     RunningStatistics,
-    fuse_batch_norm,
     running_statistics_weight,
 )
 from podscale.pytorch.cuda_graph import CudaGraphStep

@@ -17,6 +17,7 @@ from podscale.util.files import file_sha256, write_atomically
 PAGES = {FILE_NAMES["html"]: "fp32", FILE_NAMES["html-int8"]: "int8"}
 """Precision of each page by its file name."""
 PLACE_ID = "demo"
+TITLE = "The model in your browser"
 FRAME = "demo-frame"
 """Name of the frame that shows a page."""
 _PLACE = re.compile(rf'<div id="{PLACE_ID}">.*?</div>', re.DOTALL)
@@ -36,7 +37,7 @@ def demo_section(run: RunDirectory) -> Markup:
     load = tag("a", f"Load {pages[0].name} here", href=_address(pages[0]), target=FRAME)
     frame = tag("iframe", name=FRAME, title="Demo page of the model", sandbox="allow-scripts", class_="demo")
     section = section_tag(
-        "The model in your browser",
+        TITLE,
         tag("p", "Classify your own pictures: ", links, ". They stay in the page."),
         tag("details", tag("summary", "Show it here"), tag("p", load), frame),
     )
@@ -64,9 +65,18 @@ def update_demo_link(run: RunDirectory) -> None:
             write_atomically(run.report, changed)
 
 
-def without_demo_link(report: str) -> str:
-    """Return a report without links to pages, for viewers that show it away from its folder."""
-    return _PLACE.sub(lambda _: tag("div", id=PLACE_ID), report, count=1)
+def without_demo_link(report: str, page: str | None = None) -> str:
+    """Return a report without links to pages, for viewers that show it away from its folder.
+
+    Args:
+        page: name of the page that the pipeline's task `export` shows, which the report then mentions.
+    """
+    place = tag("div", id=PLACE_ID)
+    if page is not None:
+        task = tag("code", "export")
+        text = tag("p", f"Classify your own pictures on {page}: the task ", task, " of this pipeline shows it.")
+        place = tag("div", section_tag(TITLE, text), id=PLACE_ID)
+    return _PLACE.sub(lambda _: place, report, count=1)
 
 
 def _weights_hash(page: Path) -> str:

@@ -191,10 +191,14 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def detached_report(config: RunConfig) -> str:
-    """Return the report without links to exported files, for viewers that show it away from the run directory."""
+    """Return the report for viewers of a pipeline, which show it away from the run directory: without links to files.
+
+    A page of the document is named as an artifact of the task `export`.
+    """
     from podscale.report.demo_page_link import without_demo_link
 
-    return without_demo_link(RunDirectory.for_config(config).report.read_text(encoding="utf-8"))
+    report = RunDirectory.for_config(config).report.read_text(encoding="utf-8")
+    return without_demo_link(report, config.export.page)
 
 
 def export(config: RunConfig, shard_set: str) -> StageOutcome:

@@ -164,7 +164,8 @@ METRICS = (
         "train_memory_bytes",
         "gauge",
         "every rank",
-        "Memory of this rank's process, of its input caches (a part of that) and of its device.",
+        "Memory of this rank's process, of its input caches (a part of that) and of its device. Of a decoded cache "
+        "that the ranks of a node share, each rank reports an equal part.",
         "bytes",
         {
             "kind": (

@@ -24,6 +24,7 @@ SLICES: Final = "PODSCALE_SLICES"
 LIFE_BEGAN: Final = "PODSCALE_LIFE_BEGAN"
 STARTUP: Final = "PODSCALE_STARTUP"
 SUPERVISOR: Final = "PODSCALE_SUPERVISOR"
+DECODED_CACHE: Final = "PODSCALE_DECODED_CACHE"
 TRACKERS: Final = "PODSCALE_TRACKERS"
 
 # Lease of the run directory, inherited by every process of a launch.
@@ -120,6 +121,13 @@ VARIABLES: Final = (
         SUPERVISOR_OF,
         "workers, trackers",
         "The supervisor. A process that no longer has it among its ancestors exits.",
+    ),
+    Variable(
+        DECODED_CACHE,
+        "path",
+        SUPERVISOR_OF,
+        ANY_WORKER,
+        "Shared memory in which the workers of the pod keep decoded images; absent: each worker has its own cache.",
     ),
     Variable(
         TRACKERS, "path", SUPERVISOR_OF, "process cleanup", "Rank directory of the launch that a tracker belongs to."

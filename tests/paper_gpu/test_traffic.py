@@ -46,6 +46,7 @@ def test_the_fused_kernels_stay_within_their_budget(session: Any, option: str) -
     )
     assert report["error"] == ""
     sizes = {name: size / 1e9 for name, size in report["kernel_bytes"].items() if name not in OPTIMIZER_KERNELS}
+    print({name: round(size, 1) for name, size in sizes.items()})
     total = sum(sizes.values())
     kernels = total - sum(sizes[name] for name in CONVOLUTIONS)
     for gigabytes, budget in zip((kernels, total), GIGABYTES[option], strict=True):

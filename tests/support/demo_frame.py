@@ -4,7 +4,6 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +81,18 @@ def browser_or_skip() -> str:
     return program
 
 
+def viewer(html: str) -> str:
+    """Return a page that shows `html` as HTMLViewer.tsx of KFP's interface does."""
+    frame = '<iframe src="about:blank" sandbox="allow-scripts"></iframe>'
+    text = json.dumps(html).replace("<", "\\u003c")
+    return f"<!doctype html>{frame}<script>document.querySelector('iframe').srcdoc = {text}</script>"
+
+
 @contextmanager
 def demo_frame(program: str, page: Path, folder: Path) -> Iterator[Frame]:
     """Open a page in a sandboxed frame of a page in `folder`, and wait for its model."""
     outer = folder / "frame.html"
-    sandboxed = f'<iframe sandbox="allow-scripts" srcdoc="{escape(page.read_text())}"></iframe>'
-    outer.write_text(f"<!doctype html>{sandboxed}")
+    outer.write_text(viewer(page.read_text()))
     with browser(program) as tab:
         tab.open(outer)
         frame = Frame(tab)

@@ -50,18 +50,11 @@ def losses(dtype: torch.dtype, *, kernels: bool) -> list[float]:
 
 def main() -> None:
     prepare_interpreter()
-    exact, rounded = (losses(dtype, kernels=False) for dtype in (torch.float32, torch.bfloat16))
-    kernels = {str(dtype): losses(dtype, kernels=True) for dtype in (torch.float32, torch.bfloat16)}
-    print(
-        json.dumps(
-            {
-                "fp32": exact,
-                "bf16": rounded,
-                "fp32, kernels": kernels["torch.float32"],
-                "bf16, kernels": kernels["torch.bfloat16"],
-            }
-        )
-    )
+    found = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        found[name] = losses(dtype, kernels=False)
+        found[f"{name}, kernels"] = losses(dtype, kernels=True)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

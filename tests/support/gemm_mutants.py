@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from podscale.pytorch import batch_norm
-from podscale.pytorch.batch_norm import gemm, gemm_calls, gemm_kernels
+from podscale.pytorch.batch_norm import fused_kernels, gemm, gemm_calls, gemm_kernels
 from tests.support.gemm_oracle import all_errors, prepare_interpreter
 
 
@@ -43,7 +43,7 @@ MUTANTS = {
     "sums of a group of tiles lack one": Mutant(gemm_kernels, "total = tl.sum(first, 0)", "total = tl.max(first, 0)"),
     "the gradient is not masked": Mutant(gemm_kernels, "tl.where(value * a + b <= 0.0, 0.0, g)", "g"),
     "the sum lacks the shortcut": Mutant(gemm_kernels, "value += tl.load(shortcut", "value + tl.load(shortcut"),
-    "bits in the wrong order": Mutant(gemm_kernels, ">> tl.arange(0, 8)", ">> (7 - tl.arange(0, 8))"),
+    "bits in the wrong order": Mutant(fused_kernels, ">> tl.arange(0, 8)", ">> (7 - tl.arange(0, 8))"),
     "products are not centred": Mutant(gemm_kernels, "value - tl.load(mean + n)[None, :]", "value"),
     "the second gradient at every row": Mutant(
         gemm_kernels, "& (row_of_image % second_stride == 0)", "& (row_of_image >= 0)"
@@ -55,7 +55,7 @@ MUTANTS = {
     "the weight gradient of inputs that are not activated": Mutant(
         gemm, "ctx.dtype, 1, affine)", "ctx.dtype, 1, None)"
     ),
-    "the projection's gradient is lost": Mutant(gemm, '"second": second,', '"second": None,'),
+    "the projection's gradient is lost": Mutant(gemm, "second=second, second_stride", "second=None, second_stride"),
     "running statistics by the wrong chunks": Mutant(gemm_calls, "BLOCK_ROWS * MERGED_TILES)", "BLOCK_ROWS)"),
 }
 
@@ -77,7 +77,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
                 changed.MERGED_TILES = gemm_calls.MERGED_TILES  # type: ignore[attr-defined]
             users = [
                 (user, attribute)
-                for user in (batch_norm, gemm, gemm_calls)
+                for user in (batch_norm, gemm, gemm_calls, gemm_kernels)
                 for attribute, value in vars(user).items()
                 if value is mutant.module
             ]

@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale.pytorch.batch_norm import BatchNorm, fused_kernels, gemm, gemm_calls, layer
+from podscale.pytorch.batch_norm import BatchNorm, fused_calls, gemm, gemm_calls, layer
 from podscale.pytorch.batch_norm.activations import (
-    Convolved,
-    PendingSum,
     Projection,
     begin_block,
     convolve,
     norm_relu_convolve,
     normalise,
 )
+from podscale.pytorch.batch_norm.block_values import Convolved, PendingSum
 from tests.support.triton_bf16 import interpret_bf16
 
 MOMENTUM = 0.3
@@ -179,7 +178,7 @@ def moments_error(dtype: torch.dtype, mean: float) -> float:
     conv = pointwise(16, 32).to(dtype)
     y, moments = gemm.convolve(conv, x.contiguous(memory_format=torch.channels_last))
     exact = y.detach().double().transpose(0, 1).flatten(1)
-    found_mean, found_var = fused_kernels.local_moments(*moments)
+    found_mean, found_var = fused_calls.local_moments(*moments)
     var = exact.var(1, correction=0)
     errors = ((found_mean - exact.mean(1)) / var.sqrt(), found_var / var - 1)
     return max(float(error.abs().max()) for error in errors)

@@ -1,7 +1,9 @@
 """Triton kernels compiled for a GPU that is not there, or interpreted."""
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 """Shared memory of a block by compute capability: A100, H100 and B200 (CUDA programming guide)."""
+TENSOR_CORE_PRODUCTS = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+"""Instruction of PTX that multiplies tiles on tensor cores, by compute capability."""
 REGISTERS = 65536
 """Registers of a multiprocessor."""
 
@@ -20,6 +25,16 @@ def skip_without_interpreter() -> None:
     triton = pytest.importorskip("triton")
     if _release(triton) < (3, 7) and _release(np) >= (2, 4):  # it makes an int of an array with one element
         pytest.skip(f"the interpreter of Triton {triton.__version__} does not run with NumPy {np.__version__}")
+
+
+def interpret(*arguments: str) -> str:
+    """Return the last line that Python prints with Triton's interpreter, which must be chosen before the import."""
+    skip_without_interpreter()
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
 
 
 def _release(package: Any) -> tuple[int, ...]:
@@ -44,10 +59,6 @@ class CompiledKernel(NamedTuple):
     def vector_copies(self) -> int:
         """Copies of 16 bytes from the device's memory to shared memory."""
         return len(re.findall(r"cp\.async\.cg\.shared\.global", self.ptx))
-
-    @property
-    def uses_tensor_cores(self) -> bool:
-        return re.search(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)", self.ptx) is not None
 
     @property
     def vector_stores(self) -> int:

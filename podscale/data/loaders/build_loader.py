@@ -172,19 +172,21 @@ def _make_loader(
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
     from podscale.data.loaders.batch_memory import image_allocator
     from podscale.data.loaders.cache_form import choose_cache_form
+    from podscale.data.loaders.image_store import open_image_store
     from podscale.data.loaders.native import NativeLoader
     from podscale.data.loaders.pillow import PillowLoader
 
+    images = open_image_store(batch_plan.split, decoded_bytes)
     if name == "native":
         form = settings.decoded_cache_form
         if decoded_bytes and form == "auto":
-            form = choose_cache_form(batch_plan, rows, decoded_bytes)
+            form = choose_cache_form(batch_plan, rows, images.limit_bytes)
         return NativeLoader(
             batch_plan,
             guard,
             workers=settings.workers,
             prefetch=settings.prefetch,
-            decoded_bytes=decoded_bytes,
+            images=images,
             keeps_coefficients=form == "coefficients",
             allocate=image_allocator(device),
         )
@@ -195,6 +197,6 @@ def _make_loader(
         guard,
         workers=settings.workers,
         prefetch=settings.prefetch,
-        decoded_bytes=decoded_bytes,
+        images=images,
         allocate=image_allocator(device),
     )

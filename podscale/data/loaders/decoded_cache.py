@@ -4,29 +4,27 @@ import threading
 
 import numpy as np
 
-from podscale.data.decode import BadRecord, Pixels, decode_rows
+from podscale.data.decode import Pixels, decode_rows
+from podscale.data.loaders.image_store import Image, ImageStore, OwnImages
 from podscale.data.native import Coefficients
 from podscale.data.shard_set import Split
 
 
 class DecodedCache:
-    """Decode images and keep those that fit into `limit_bytes`, as pixels or as coefficients of the native extension.
+    """Decode images and keep those that fit into a store, as pixels or as coefficients of the native extension.
 
     Nothing is evicted: every sample is used once in an epoch, so evicting saves no decoding. Of an image that is not
     kept, only the rows asked for are decoded, into a buffer of the calling thread.
     """
 
-    def __init__(self, split: Split, limit_bytes: int = 0) -> None:
-        self._split, self._limit_bytes = split, limit_bytes
+    def __init__(self, split: Split, images: ImageStore | None = None) -> None:
+        self._split, self.store = split, images or OwnImages()
         self._sizes = split.column("height"), split.column("width")
-        self._kept: dict[int, Pixels | Coefficients] = {}
-        self._cached_bytes = 0
-        self._lock = threading.Lock()
         self._thread_local = threading.local()
 
     @property
     def cached_bytes(self) -> int:
-        return self._cached_bytes
+        return self.store.cached_bytes
 
     def __call__(self, row: int, rows: int | None = None) -> Pixels:
         """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
@@ -34,41 +32,33 @@ class DecodedCache:
         The pixels are read-only and valid until the thread's next call. Raises BadRecord if the image cannot be decoded
         or its size is not that of the index.
         """
-        cached = self._kept.get(row)
+        cached = self.store.find(row)
         if isinstance(cached, np.ndarray):
             return cached
         height, width = self._image_size(row)
-        size = self._pixel_bytes(row)
-        record = self._split.read(row)
-        if cached is not None or not self._reserve(size):
-            return decode_rows(record, height, width, height if rows is None else rows, self._buffer(size))
-        try:
-            pixels = decode_rows(record, height, width, height, np.empty(size, dtype=np.uint8))
-        except BadRecord:
-            with self._lock:
-                self._cached_bytes -= size
-            raise
-        self._keep(row, pixels)
+        keeps = cached is None and self.has_room(row)
+        asked = height if keeps or rows is None else rows
+        pixels = decode_rows(self._split.read(row), height, width, asked, self._buffer(self._pixel_bytes(row)))
+        if keeps and self.store.keep(row, pixels):
+            kept = self.store.find(row)
+            return kept if isinstance(kept, np.ndarray) else pixels
         return pixels
 
-    def find(self, row: int) -> Pixels | Coefficients | None:
+    def find(self, row: int) -> Image | None:
         """Return an image that is kept: its pixels, uint8 [height, width, 3], or its coefficients."""
-        return self._kept.get(row)
+        return self.store.find(row)
 
     def has_room(self, row: int) -> bool:
         """Return True if the pixels of an image fit now."""
-        return self._fits(self._pixel_bytes(row))
+        return self._pixel_bytes(row) <= self.store.free_bytes
 
     def coefficient_limit(self, row: int) -> int:
         """Return the bytes that the coefficients of an image may have: those of its pixels, and those that are free."""
-        return min(self._pixel_bytes(row), self._limit_bytes - self._cached_bytes)
+        return min(self._pixel_bytes(row), self.store.free_bytes)
 
     def keep_coefficients(self, row: int, coefficients: Coefficients) -> bool:
         """Keep the coefficients of an image; return False if they do not fit."""
-        if not self._reserve(coefficients.nbytes):
-            return False
-        self._keep(row, coefficients)
-        return True
+        return self.store.keep(row, coefficients)
 
     def _image_size(self, row: int) -> tuple[int, int]:
         height, width = (int(size[row]) for size in self._sizes)
@@ -77,26 +67,6 @@ class DecodedCache:
     def _pixel_bytes(self, row: int) -> int:
         height, width = self._image_size(row)
         return 3 * height * width
-
-    def _fits(self, size: int) -> bool:
-        return self._cached_bytes + size <= self._limit_bytes
-
-    def _keep(self, row: int, image: Pixels | Coefficients) -> None:
-        """Keep an image whose bytes are reserved."""
-        with self._lock:
-            if row in self._kept:  # decoded by another thread too, as the substitute of a bad record
-                self._cached_bytes -= image.nbytes
-            self._kept.setdefault(row, image)
-
-    def _reserve(self, size: int) -> bool:
-        """Reserve the bytes of an image; return False if they do not fit."""
-        if not self._fits(size):
-            return False
-        with self._lock:
-            if not self._fits(size):
-                return False
-            self._cached_bytes += size
-            return True
 
     def _buffer(self, size: int) -> Pixels:
         """Return the thread's buffer; allocating new pages for every image takes longer."""

@@ -18,6 +18,7 @@ from podscale.data.batch_plan import BatchPlan
 from podscale.data.decode import Pixels
 from podscale.data.loaders.base import BadRecordGuard
 from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
+from podscale.data.loaders.image_store import ImageStore
 from podscale.data.loaders.pillow import PendingBatch, PillowLoader
 from podscale.data.native import REASONS, Coefficients, CropDecoder
 
@@ -27,7 +28,7 @@ _NOTHING: Pixels = np.empty(0, dtype=np.uint8)  # the extension refuses it
 class NativeLoader(PillowLoader):
     """Loader whose extension decodes in `workers` threads; the arguments are those of PillowLoader.
 
-    An image that `decoded_bytes` keeps as pixels is decoded whole, once, by the reference path. The extension crops and
+    An image that `images` keeps as pixels is decoded whole, once, by the reference path. The extension crops and
     resizes it later. With `keeps_coefficients` the extension packs the coefficients of an image once, and decodes crops
     from them. Images that it does not pack are kept as pixels. When the cache is full, pixels fill the rest of it.
     """
@@ -39,13 +40,11 @@ class NativeLoader(PillowLoader):
         *,
         workers: int,
         prefetch: int,
-        decoded_bytes: int = 0,
+        images: ImageStore | None = None,
         keeps_coefficients: bool = False,
         allocate: AllocateImages = allocate_pageable,
     ) -> None:
-        super().__init__(
-            batch_plan, guard, workers=workers, prefetch=prefetch, decoded_bytes=decoded_bytes, allocate=allocate
-        )
+        super().__init__(batch_plan, guard, workers=workers, prefetch=prefetch, images=images, allocate=allocate)
         self._decoder = CropDecoder(workers)
         self._packs = keeps_coefficients  # until an image does not fit
         self._batches = ThreadPoolExecutor(1, thread_name_prefix="podscale-native")

@@ -19,6 +19,7 @@ from podscale.data.decode import BadRecord, Pixels, crop_and_resize
 from podscale.data.loaders.base import BadRecordGuard, Batch
 from podscale.data.loaders.batch_memory import AllocateImages, allocate_pageable
 from podscale.data.loaders.decoded_cache import DecodedCache
+from podscale.data.loaders.image_store import ImageStore
 
 _CHUNK = 4  # images per task
 
@@ -35,7 +36,7 @@ class PendingBatch:
 
 
 class PillowLoader:
-    """Loader with `workers` threads, `prefetch` batches ahead; keeps up to `decoded_bytes` of decoded images.
+    """Loader with `workers` threads, `prefetch` batches ahead; keeps decoded images in `images`.
 
     `allocate` gives the memory of a batch. The thread that iterates over the batches calls it.
     """
@@ -47,11 +48,11 @@ class PillowLoader:
         *,
         workers: int,
         prefetch: int,
-        decoded_bytes: int = 0,
+        images: ImageStore | None = None,
         allocate: AllocateImages = allocate_pageable,
     ) -> None:
         self._batch_plan, self._guard, self._prefetch, self._allocate = batch_plan, guard, prefetch, allocate
-        self._images = DecodedCache(batch_plan.split, decoded_bytes)
+        self._images = DecodedCache(batch_plan.split, images)
         self._augment = batch_plan.augment
         self._window: deque[PendingBatch] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale.pytorch.batch_norm import fused_kernels as kernels
+from podscale.pytorch.batch_norm import fused_calls as calls
 from podscale.pytorch.batch_norm import fused_pool_kernels as pool_kernels
-from podscale.pytorch.batch_norm.fused_kernels import (
+from podscale.pytorch.batch_norm.fused_calls import (
     MASK_OF_BITS,
     MASK_OF_X,
     NO_MASK,
@@ -40,7 +40,7 @@ Gradients = tuple[Tensor, Tensor | None]
 
 
 class ChunkMoments(NamedTuple):
-    """Moments of images that the kernel which wrote them has computed (see `kernels.chunk_moments`)."""
+    """Moments of images that the kernel which wrote them has computed (see `calls.chunk_moments`)."""
 
     partial: Tensor
     shape: ImageRows
@@ -84,7 +84,7 @@ class _Norm(torch.autograd.Function):
     ) -> Any:
         shape = ImageRows.of(x)
         affine, count = batch_affine(layer, x, moments)
-        y, bits = kernels.normalise(x, shape, affine, relu, shortcut)
+        y, bits = calls.normalise(x, shape, affine, relu, shortcut)
         ctx.save_for_backward(x, *affine, count, bits)
         ctx.group, ctx.relu = layer.group, relu
         ctx.set_materialize_grads(False)
@@ -94,11 +94,11 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *affine_values, count, bits = ctx.saved_tensors
         affine, shape, relu = Affine(*affine_values), ImageRows.of(x), ctx.relu
-        if (gradients := nhwc_gradients(outputs, x.dtype)) is None:
+        if (gradients := _nhwc_gradients(outputs, x.dtype)) is None:
             return (None,) * 7
-        partial, gradient = kernels.chunk_gradient_sums(gradients, x, shape, affine, relu, bits)
+        partial, gradient = calls.chunk_gradient_sums(gradients, x, shape, affine, relu, bits)
         terms = gradient_terms(ctx.group, partial, shape, affine, count)
-        dx = kernels.input_gradient(gradient, x, shape, affine, terms.slope, terms.constant, relu)
+        dx = calls.input_gradient(gradient, x, shape, affine, terms.slope, terms.constant, relu)
         return dx, terms.weight, terms.bias, gradient if relu == MASK_OF_BITS else None, None, None, None
 
 
@@ -116,7 +116,7 @@ class _NormPool(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *affine_values, count, indices = ctx.saved_tensors
         affine, shape = Affine(*affine_values), ImageRows.of(x)
-        if (gradients := nhwc_gradients(outputs, x.dtype)) is None:
+        if (gradients := _nhwc_gradients(outputs, x.dtype)) is None:
             return (None,) * 4
         partial = pool_kernels.pool_chunk_gradient_sums(gradients, indices, x, affine)
         terms = gradient_terms(ctx.group, partial, shape, affine, count)
@@ -132,13 +132,13 @@ def batch_affine(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = Non
     """
     if moments is None:
         shape = ImageRows.of(x)
-        moments = ChunkMoments(kernels.chunk_moments(x, shape), shape)
+        moments = ChunkMoments(calls.chunk_moments(x, shape), shape)
     partial, shape = moments
     running = (layer.running_mean, layer.running_var)
     if layer.group is None:
-        return kernels.local_affine(partial, shape, layer.weight, layer.bias, running, layer.momentum, layer.eps), None
+        return calls.local_affine(partial, shape, layer.weight, layer.bias, running, layer.momentum, layer.eps), None
     group = layer.group
-    mean, var = kernels.local_moments(partial, shape)
+    mean, var = calls.local_moments(partial, shape)
     total = combine_moments(mean, var, shape.rows, lambda message: all_reduce_sum(message, group), torch.float32)
     invstd = torch.rsqrt(total.var + layer.eps)
     scale = layer.weight.detach() * invstd
@@ -154,12 +154,12 @@ def gradient_terms(
     """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`).
 
     Args:
-        partial: sums of chunks by `kernels.chunk_gradient_sums`, fp32 [2, parts, channels].
+        partial: sums of chunks by `calls.chunk_gradient_sums`, fp32 [2, parts, channels].
         count: values of a channel over the group, fp64 [1]; None without a group.
     """
     if count is None:
-        return kernels.local_gradient_terms(partial, shape, affine)
-    own = kernels.local_gradient_sums(partial, shape, affine)
+        return calls.local_gradient_terms(partial, shape, affine)
+    own = calls.local_gradient_sums(partial, shape, affine)
     total = all_reduce_sum(own.clone(), group)
     mean_g, mean_product = (total / count.to(total.dtype)).unbind()
     factor = -affine.scale
@@ -168,13 +168,14 @@ def gradient_terms(
     )
 
 
-def nhwc_gradients(outputs: tuple[Tensor | None, ...], dtype: torch.dtype) -> Gradients | None:
-    """Return the gradients that arrived, in NHWC order and the dtype of the images; None if there are none.
+def nhwc_gradient(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of an output, [n, channels, height, width], in NHWC order and the dtype of the images."""
+    return gradient.to(dtype).contiguous(memory_format=torch.channels_last)
 
-    Args:
-        outputs: gradients of the images that a function returned, [n, channels, height, width], or None.
-    """
-    given = [output.to(dtype).contiguous(memory_format=torch.channels_last) for output in outputs if output is not None]
+
+def _nhwc_gradients(outputs: tuple[Tensor | None, ...], dtype: torch.dtype) -> Gradients | None:
+    """Return the gradients that arrived, each by `nhwc_gradient`; None if there are none."""
+    given = [nhwc_gradient(output, dtype) for output in outputs if output is not None]
     if not given:
         return None
     return given[0], given[1] if len(given) > 1 else None

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from podscale.pytorch.batch_norm.fused_kernels import Affine, image_tiling
+from podscale.pytorch.batch_norm.fused_calls import Affine, image_tiling
 
 NONE_ALIVE = 15
 """Pixel number where the ReLU is zero in the whole window."""
@@ -208,7 +208,7 @@ class PoolShape(NamedTuple):
 
 
 PASSES_PER_TILE = 4
-"""Factor by which tiles are smaller than those of `fused_kernels`, since a program holds four pixels or windows."""
+"""Factor by which tiles are smaller than those of `fused_calls`, since a program holds four pixels or windows."""
 
 
 def pool(x: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:
@@ -233,7 +233,7 @@ def pool(x: Tensor, affine: Affine) -> tuple[Tensor, Tensor]:
 def pool_chunk_gradient_sums(
     gradients: tuple[Tensor, Tensor | None], indices: Tensor, x: Tensor, affine: Affine
 ) -> Tensor:
-    """Return the sums of each chunk, fp32 [2, parts, channels] (see `fused_kernels.chunk_gradient_sums`).
+    """Return the sums of each chunk, fp32 [2, parts, channels] (see `fused_calls.chunk_gradient_sums`).
 
     Args:
         gradients: those of the consumers of the pooled images, in their shape.
@@ -261,7 +261,7 @@ def pool_input_gradient(
     slope: Tensor,
     constant: Tensor,
 ) -> Tensor:
-    """Return the gradient of x (see `fused_kernels.input_gradient`).
+    """Return the gradient of x (see `fused_calls.input_gradient`).
 
     Args:
         gradients: those of the consumers of the pooled images, in their shape.

@@ -4,61 +4,49 @@ A function's images are those that a convolution writes, before their batch norm
 normalises them while it reads them. Normalised images are stored only if a 3x3 convolution or a shortcut reads them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from podscale.pytorch.batch_norm import fused_kernels as kernels
+from podscale.pytorch.batch_norm import fused_calls
 from podscale.pytorch.batch_norm import gemm_calls as calls
-from podscale.pytorch.batch_norm.fused import ChunkMoments, NormLayer, batch_affine, gradient_terms, nhwc_gradients
-from podscale.pytorch.batch_norm.fused_kernels import NO_MASK, Affine, ImageRows
-
-Output = tuple[Tensor, ChunkMoments]
-"""Images that a convolution writes, [n, outputs, height, width], and their moments."""
+from podscale.pytorch.batch_norm.block_values import Convolved, PendingSum
+from podscale.pytorch.batch_norm.fused import ChunkMoments, NormLayer, batch_affine, gradient_terms, nhwc_gradient
+from podscale.pytorch.batch_norm.fused_calls import NO_MASK, Affine, ImageRows
 
 
-def convolve(conv: nn.Conv2d, x: Tensor) -> Output:
+def convolve(conv: nn.Conv2d, x: Tensor) -> Convolved:
     """Return the convolution of images `x` [n, inputs, height, width]."""
-    return _output(_Convolution.apply(x, conv.weight, conv.stride[0]))
+    return _convolved(*_Convolution.apply(x, conv.weight, conv.stride[0]))
 
 
-def norm_relu_convolve(layer: NormLayer, conv: nn.Conv2d, x: Tensor, moments: ChunkMoments | None) -> Output:
+def norm_relu_convolve(norm: NormLayer, conv: nn.Conv2d, x: Convolved) -> Convolved:
     """Return the convolution of the ReLU of the normalised images `x` [n, inputs, height, width]."""
-    return _output(_NormConvolution.apply(x, layer.weight, layer.bias, conv.weight, layer, moments))
+    return _convolved(*_NormConvolution.apply(x.images, norm.weight, norm.bias, conv.weight, norm, x.moments))
 
 
-class BlockInput(NamedTuple):
-    """Input of a block before its sum is computed: images, their moments, and the shortcut's images."""
-
-    layer: NormLayer
-    x: Tensor
-    moments: ChunkMoments | None
-    shortcut: Tensor
+def sum_convolve(pending: PendingSum, conv: nn.Conv2d) -> tuple[Convolved, Tensor]:
+    """Return the convolution of the ReLU of the sum, and that ReLU for the next shortcut."""
+    y, partial, activated = _apply_sum(pending, conv, None)
+    return _convolved(y, partial), activated
 
 
-def sum_convolve(block: BlockInput, conv: nn.Conv2d) -> tuple[Output, Tensor]:
-    """Return the convolution of the ReLU of the normalised `x` plus `shortcut`, and that ReLU for the next shortcut."""
-    y, partial, activated = _apply_sum(block, conv, None)
-    return _output((y, partial)), activated
+def sum_convolve_twice(pending: PendingSum, conv: nn.Conv2d, projection: nn.Conv2d) -> tuple[Convolved, Convolved]:
+    """Return the convolutions of the ReLU of the sum by `conv` and by `projection`."""
+    y, partial, projected, projected_partial = _apply_sum(pending, conv, projection)
+    return _convolved(y, partial), _convolved(projected, projected_partial)
 
 
-def sum_convolve_twice(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d) -> tuple[Output, Output]:
-    """Return what `conv` and `projection` make of the ReLU of the normalised `x` plus `shortcut`."""
-    y, partial, projected, projected_partial = _apply_sum(block, conv, projection)
-    return _output((y, partial)), _output((projected, projected_partial))
-
-
-def _apply_sum(block: BlockInput, conv: nn.Conv2d, projection: nn.Conv2d | None) -> Any:
-    layer, x, moments, shortcut = block
+def _apply_sum(pending: PendingSum, conv: nn.Conv2d, projection: nn.Conv2d | None) -> Any:
+    norm, (x, moments), shortcut = pending
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
     second = (None, 1) if projection is None else (projection.weight, projection.stride[0])
-    return _SumConvolution.apply(x, layer.weight, layer.bias, shortcut, conv.weight, *second, layer, moments)
+    return _SumConvolution.apply(x, norm.weight, norm.bias, shortcut, conv.weight, *second, norm, moments)
 
 
-def _output(result: tuple[Tensor, Tensor]) -> Output:
-    y, partial = result
-    return y, ChunkMoments(partial, calls.moments_shape(y))
+def _convolved(y: Tensor, partial: Tensor) -> Convolved:
+    return Convolved(y, ChunkMoments(partial, calls.moments_shape(y)))
 
 
 def _round(weight: Tensor, x: Tensor) -> Tensor:
@@ -80,9 +68,9 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        if (gradients := nhwc_gradients((dy,), x.dtype)) is None:
+        if dy is None:
             return None, None, None
-        dy, stride = gradients[0], ctx.stride
+        dy, stride = nhwc_gradient(dy, x.dtype), ctx.stride
         needs_dx, needs_dw, _ = ctx.needs_input_grad
         dx = calls.data_gradient(dy, weight, x.shape, stride) if needs_dx else None
         dw = calls.weight_gradient(dy, x, ctx.dtype, stride, None) if needs_dw else None
@@ -113,13 +101,13 @@ class _NormConvolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         x, rounded, *affine_values, count = ctx.saved_tensors
         affine, shape = Affine(*affine_values), ImageRows.of(x)
-        if (gradients := nhwc_gradients((dy,), x.dtype)) is None:
+        if dy is None:
             return (None,) * 6
-        dy = gradients[0]
+        dy = nhwc_gradient(dy, x.dtype)
         g, sums = calls.masked_data_gradient(dy, rounded, x, affine)
         terms = gradient_terms(ctx.group, sums, shape, affine, count)
         dw = calls.weight_gradient(dy, x, ctx.dtype, 1, affine) if ctx.needs_input_grad[3] else None
-        dx = kernels.input_gradient(g, x, shape, affine, terms.slope, terms.constant, NO_MASK)
+        dx = fused_calls.input_gradient(g, x, shape, affine, terms.slope, terms.constant, NO_MASK)
         return dx, terms.weight, terms.bias, dw, None, None
 
 
@@ -159,17 +147,17 @@ class _SumConvolution(torch.autograd.Function):
         if dy is None and second is None:
             return (None,) * 9
         dy = rounded.new_zeros(x.shape[0], rounded.shape[0], *x.shape[2:]) if dy is None else dy
-        (dy, second), stride = nhwc_gradients((dy, second), x.dtype) or (dy, None), ctx.stride
+        dy = nhwc_gradient(dy, x.dtype)
+        second = None if second is None else nhwc_gradient(second, x.dtype)
         dw = dv = None
         if ctx.needs_input_grad[4]:
             dw = calls.weight_gradient(dy, activated, ctx.dtype, 1, None)
         if projection is not None and second is not None:
             if ctx.needs_input_grad[5]:
-                dv = calls.weight_gradient(second, activated, ctx.dtype, stride, None)
+                dv = calls.weight_gradient(second, activated, ctx.dtype, ctx.stride, None)
             size = torch.Size((*activated.shape[:2], *second.shape[2:]))  # only the pixels that the stride takes
             second = calls.data_gradient(second, projection, size, 1)
-        options = {"bits": bits, "second": second, "second_stride": stride}
-        g, sums = calls.masked_data_gradient(dy, rounded, x, affine, **options)
+        g, sums = calls.masked_data_gradient(dy, rounded, x, affine, bits=bits, second=second, second_stride=ctx.stride)
         terms = gradient_terms(ctx.group, sums, shape, affine, count)
-        dx = kernels.input_gradient(g, x, shape, affine, terms.slope, terms.constant, NO_MASK)
+        dx = fused_calls.input_gradient(g, x, shape, affine, terms.slope, terms.constant, NO_MASK)
         return dx, terms.weight, terms.bias, g, dw, dv, None, None, None

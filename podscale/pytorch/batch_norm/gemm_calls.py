@@ -1,6 +1,6 @@
 """Calls of the kernels of 1x1 convolutions: tiles, and tensors of images in NHWC order.
 
-The constants of the tiles are all here. They are guesses, since no GPU has measured them; `tools/fused_kernel_times.py`
+The constants of the tiles are all here. They are guesses, since no GPU has measured them; `tools/gemm_kernel_times.py`
 does, and prints those that are faster.
 """
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.pytorch.batch_norm import gemm_kernels as gemm
-from podscale.pytorch.batch_norm.fused_kernels import (
+from podscale.pytorch.batch_norm import gemm_kernels as kernels
+from podscale.pytorch.batch_norm.fused_calls import (
     CHANNELS_PER_BYTE,
     MASK_OF_BITS,
     MASK_OF_X,
@@ -72,7 +72,7 @@ def forward(x: Tensor, weight: Tensor, stride: int, affine: Affine | None) -> tu
         weight: [outputs, inputs, 1, 1] in the dtype of `x`.
         affine: map that is applied to `x` first, with the ReLU after it; None: neither.
     """
-    return _launch_forward(x, weight, stride, NO_MASK if affine is None else MASK_OF_X, affine)
+    return _launch_forward(x, weight, stride, affine)
 
 
 class SumForward(NamedTuple):
@@ -94,7 +94,7 @@ def sum_forward(x: Tensor, affine: Affine, shortcut: Tensor, weight: Tensor) -> 
     """
     activated, inputs = torch.empty_like(x), x.shape[1]
     bits = torch.empty(x.numel() // inputs, inputs // CHANNELS_PER_BYTE, dtype=torch.uint8, device=x.device)
-    result = _launch_forward(x, weight, 1, MASK_OF_BITS, affine, (shortcut, activated, bits))
+    result = _launch_forward(x, weight, 1, affine, (shortcut, activated, bits))
     return SumForward(*result, activated, bits)
 
 
@@ -102,22 +102,27 @@ def _launch_forward(
     x: Tensor,
     weight: Tensor,
     stride: int,
-    activation: int,
     affine: Affine | None,
-    written: tuple[Tensor, Tensor, Tensor] | None = None,
+    block: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """Return the result of `forward`.
+
+    Args:
+        block: shortcut that is added before the ReLU, and what is written of the sum: its ReLU, and the mask.
+    """
     n, inputs, height, width = x.shape
     outputs = weight.shape[0]
     size = (n, outputs, -(-height // stride), -(-width // stride))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    rows, block = y.numel() // outputs, _side(outputs, BLOCK_OUTPUTS)
-    tiles, columns = -(-rows // BLOCK_ROWS), outputs // block
+    rows, side = y.numel() // outputs, _side(outputs, BLOCK_OUTPUTS)
+    tiles, columns = -(-rows // BLOCK_ROWS), outputs // side
     partial = torch.empty(2, tiles, outputs, device=x.device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
-    gemm._gemm_forward_kernel[(tiles * columns,)](
-        *(x, weight, scale, shift, *(written or (x, y, y)), y, partial[0], partial[1]),
+    activation = NO_MASK if affine is None else MASK_OF_X if block is None else MASK_OF_BITS
+    kernels._gemm_forward_kernel[(tiles * columns,)](
+        *(x, weight, scale, shift, *(block or (x, y, y)), y, partial[0], partial[1]),
         *(rows, inputs, outputs, columns, *Sides.of(y, x)),
-        *(activation, stride, BLOCK_ROWS, _side(inputs, SUM_INPUTS if written else BLOCK_INPUTS), block),
+        *(activation, stride, BLOCK_ROWS, _side(inputs, SUM_INPUTS if block else BLOCK_INPUTS), side),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -132,7 +137,7 @@ def _merge(partial: Tensor, rows: int, *, moments: bool) -> Tensor:
     """
     _, tiles, channels = partial.shape
     merged = torch.empty(2, -(-tiles // MERGED_TILES), channels, device=partial.device)
-    gemm._gemm_merge_kernel[(merged.shape[1], -(-channels // MERGED_CHANNELS))](
+    kernels._gemm_merge_kernel[(merged.shape[1], -(-channels // MERGED_CHANNELS))](
         *(partial[0], partial[1], merged[0], merged[1], rows, tiles, channels),
         *(moments, BLOCK_ROWS, MERGED_TILES, MERGED_CHANNELS),
     )
@@ -149,7 +154,7 @@ def data_gradient(gradient: Tensor, weight: Tensor, size: torch.Size, stride: in
     dx = torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
     if stride > 1:
         dx.zero_()  # at the pixels between the strides
-    _launch_data_gradient(gradient, weight, dx, dx, NO_MASK, stride=stride)
+    _launch_data_gradient(gradient, weight, dx, stride=stride)
     return dx
 
 
@@ -175,9 +180,9 @@ def masked_data_gradient(
         second: gradient of the other consumer at the pixels that it takes, every `second_stride`-th.
     """
     dx = torch.empty_like(x)
-    relu = MASK_OF_X if bits is None else MASK_OF_BITS
-    options = {"affine": affine, "bits": bits, "second": second, "second_stride": second_stride}
-    partial = _launch_data_gradient(gradient, weight, dx, x, relu, **options)  # type: ignore[arg-type]
+    partial = _launch_data_gradient(
+        gradient, weight, dx, norm=(x, affine), bits=bits, second=second, second_stride=second_stride
+    )
     return dx, _merge(partial, x.numel() // x.shape[1], moments=False)
 
 
@@ -185,25 +190,31 @@ def _launch_data_gradient(
     gradient: Tensor,
     weight: Tensor,
     dx: Tensor,
-    x: Tensor,
-    relu: int,
     *,
     stride: int = 1,
-    affine: Affine | None = None,
+    norm: tuple[Tensor, Affine] | None = None,
     bits: Tensor | None = None,
     second: Tensor | None = None,
     second_stride: int = 1,
 ) -> Tensor:
+    """Write `dx`, and return the sums of tiles, fp32 [2, tiles, inputs], without `norm` of no tiles.
+
+    Args:
+        norm: what the batch norm before the convolution reads, and its map; None: neither mask nor sums.
+    """
     outputs, inputs = weight.shape[:2]
-    rows, block = gradient.numel() // outputs, _side(inputs, BLOCK_OUTPUTS)
-    tiles, columns = -(-rows // BLOCK_ROWS), inputs // block
-    partial = torch.empty(2, tiles if affine else 0, inputs, device=dx.device)
-    per_channel = (affine.mean, affine.scale, affine.shift) if affine else (partial,) * 3
+    rows, side = gradient.numel() // outputs, _side(inputs, BLOCK_OUTPUTS)
+    tiles, columns = -(-rows // BLOCK_ROWS), inputs // side
+    partial = torch.empty(2, tiles if norm else 0, inputs, device=dx.device)
+    x, per_channel, relu = dx, (partial,) * 3, NO_MASK
+    if norm is not None:
+        x, affine = norm
+        per_channel, relu = (affine.mean, affine.scale, affine.shift), MASK_OF_X if bits is None else MASK_OF_BITS
     sides = Sides.of(gradient if second is None else second, dx)
-    gemm._gemm_data_gradient_kernel[(tiles * columns,)](
+    kernels._gemm_data_gradient_kernel[(tiles * columns,)](
         *(gradient, weight, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
         *(dx, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
-        *(relu, stride, 0 if second is None else second_stride, BLOCK_ROWS, _side(outputs, BLOCK_INPUTS), block),
+        *(relu, stride, 0 if second is None else second_stride, BLOCK_ROWS, _side(outputs, BLOCK_INPUTS), side),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -227,12 +238,14 @@ def weight_gradient(gradient: Tensor, x: Tensor, dtype: torch.dtype, stride: int
     splits = -(-rows // chunk)
     partial = torch.empty(splits, outputs, inputs, device=device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
-    gemm._gemm_weight_gradient_kernel[(splits * tiles,)](
+    kernels._gemm_weight_gradient_kernel[(splits * tiles,)](
         *(gradient, x, scale, shift, partial, rows, inputs, outputs, chunk, columns, tiles, *Sides.of(gradient, x)),
         *(affine is not None, stride, SPLIT_ROWS, *blocks),
         num_warps=WARPS,
         num_stages=STAGES,
     )
     dw = torch.empty(outputs, inputs, 1, 1, dtype=dtype, device=device)
-    gemm._gemm_add_splits_kernel[(-(-dw.numel() // ADDED_ELEMENTS),)](partial, dw, dw.numel(), splits, ADDED_ELEMENTS)
+    kernels._gemm_add_splits_kernel[(-(-dw.numel() // ADDED_ELEMENTS),)](
+        partial, dw, dw.numel(), splits, ADDED_ELEMENTS
+    )
     return dw

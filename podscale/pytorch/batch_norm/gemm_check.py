@@ -1,13 +1,14 @@
 """Comparison of the GEMM kernels with separate operations on the device at hand, before a training uses them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.pytorch.batch_norm import gemm
+from podscale.pytorch.batch_norm.block_values import PendingSum
+from podscale.pytorch.batch_norm.layer import BatchNorm
 
 CHANNELS = (64, 32)
 """Channels of a block's output and inside it."""
@@ -17,22 +18,16 @@ TOLERATED_ERROR = 0.2
 0.1, because a rounding may change the sign of a ReLU's input."""
 
 
-def largest_error(layer: Callable[[int], Any], device: torch.device) -> float:
-    """Return the largest relative error of outputs and gradients of two blocks in bf16; NaN if there is one.
-
-    Args:
-        layer: builds a batch norm of so many channels on the device.
-    """
-    ours, separate = (_results(layer, device, run) for run in (_run_kernels, _run_separately))
+def largest_error(device: torch.device) -> float:
+    """Return the largest relative error of outputs and gradients of two blocks in bf16; NaN if there is one."""
+    ours, separate = (_results(device, run) for run in (_run_kernels, _run_separately))
     errors = torch.stack(
         [(a.float() - b.float()).norm() / b.float().norm() for a, b in zip(ours, separate, strict=True)]
     )
     return float(errors.max())
 
 
-def _results(
-    layer: Callable[[int], Any], device: torch.device, run: Callable[..., tuple[Tensor, Tensor]]
-) -> list[Tensor]:
+def _results(device: torch.device, run: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Return outputs, and gradients of the images, weights, scales and shifts."""
     generator = torch.Generator().manual_seed(0)
 
@@ -46,7 +41,7 @@ def _results(
         conv = nn.Conv2d(channels, width, 1, stride, bias=False, device="meta")  # its values are drawn here
         conv.weight = nn.Parameter(draw(width, channels, 1, 1) / channels**0.5)
         convs.append(conv)
-    norms = [layer(inner), layer(outer)]
+    norms = [BatchNorm(channels).to(device) for channels in (inner, outer)]
     for norm in norms:
         norm.bias.data.copy_(draw(len(norm.bias)))
     leaves = [x.requires_grad_(), shortcut.requires_grad_(), *(conv.weight for conv in convs)]
@@ -56,16 +51,16 @@ def _results(
     return [*(y.detach() for y in outputs), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-def _run_kernels(x: Tensor, shortcut: Tensor, convs: list[nn.Conv2d], norms: list[Any]) -> tuple[Tensor, Tensor]:
-    y, moments = gemm.convolve(convs[0], x)
-    y, moments = gemm.norm_relu_convolve(norms[0], convs[1], y, moments)
-    block = gemm.BlockInput(norms[1], y, moments, shortcut)
-    (y, _), (projected, _) = gemm.sum_convolve_twice(block, convs[2], convs[3])
-    return y, projected
+def _run_kernels(x: Tensor, shortcut: Tensor, convs: list[nn.Conv2d], norms: list[BatchNorm]) -> tuple[Tensor, Tensor]:
+    y = gemm.norm_relu_convolve(norms[0], convs[1], gemm.convolve(convs[0], x))
+    y, projected = gemm.sum_convolve_twice(PendingSum(norms[1], y, shortcut), convs[2], convs[3])
+    return y.images, projected.images
 
 
-def _run_separately(x: Tensor, shortcut: Tensor, convs: list[nn.Conv2d], norms: list[Any]) -> tuple[Tensor, Tensor]:
-    def normalise(norm: Any, y: Tensor) -> Tensor:
+def _run_separately(
+    x: Tensor, shortcut: Tensor, convs: list[nn.Conv2d], norms: list[BatchNorm]
+) -> tuple[Tensor, Tensor]:
+    def normalise(norm: BatchNorm, y: Tensor) -> Tensor:
         return F.batch_norm(y, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
 
     weights = [conv.weight for conv in convs]

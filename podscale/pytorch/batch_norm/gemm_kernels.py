@@ -18,6 +18,8 @@ weight gradient, which is split over rows.
 import triton
 import triton.language as tl
 
+from podscale.pytorch.batch_norm import fused_kernels
+
 
 @triton.jit
 def _activate(value, scale, shift):  # type: ignore[no-untyped-def]
@@ -75,11 +77,10 @@ def _product(  # type: ignore[no-untyped-def]
             value = tl.where(value <= 0.0, 0.0, value)
             a = value.to(x.dtype.element_ty)
             tl.store(activated + at, a, mask=write_mask[:, None])
-            eight = tl.reshape(tl.where(value == 0.0, 0, 1), [block_rows, block_inputs // 8, 8])
-            packed = tl.sum(eight << tl.arange(0, 8)[None, None, :], 2)
+            packed = fused_kernels.pack_mask(value, block_rows, block_inputs)
             byte = start // 8 + tl.arange(0, block_inputs // 8)
             bits_at = x_rows[:, None] * (inputs // 8) + byte[None, :]
-            tl.store(bits + bits_at, packed.to(tl.uint8), mask=write_mask[:, None])
+            tl.store(bits + bits_at, packed, mask=write_mask[:, None])
         b = tl.load(weight + (n[None, :] * inputs + k[:, None] if transposed else k[:, None] * outputs + n[None, :]))
         total = tl.dot(a, b, total, input_precision="ieee")
     return total
@@ -119,11 +120,11 @@ def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
     total = _product(
         *(x, weight, scale, shift, shortcut, activated, bits, x_rows, r < rows),
         *(r < tl.where(tl.program_id(0) % columns == 0, rows, 0), n, inputs, outputs),
-        activation,
-        True,
-        block_rows,
-        block_inputs,
-        block_outputs,
+        activation=activation,
+        transposed=True,
+        block_rows=block_rows,
+        block_inputs=block_inputs,
+        block_outputs=block_outputs,
     )
     mask = (r < rows)[:, None]
     rounded = total.to(y.dtype.element_ty)
@@ -176,11 +177,11 @@ def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
     g = _product(
         *(gradient, weight, scale, shift, gradient, gradient, gradient, r.to(tl.int64), r < rows),
         *(r < rows, n, inputs, outputs),
-        0,
-        False,
-        block_rows,
-        block_inputs,
-        block_outputs,
+        activation=0,
+        transposed=False,
+        block_rows=block_rows,
+        block_inputs=block_inputs,
+        block_outputs=block_outputs,
     )
     mask = (r < rows)[:, None]
     dx_rows = _strided_rows(r, height, width, full_height, full_width, stride)
@@ -202,8 +203,7 @@ def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
     if relu == 2:
         byte = column * (block_outputs // 8) + tl.arange(0, block_outputs // 8)
         packed = tl.load(bits + r.to(tl.int64)[:, None] * (outputs // 8) + byte[None, :], mask=mask, other=0)
-        alive = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
-        g = tl.where(tl.reshape(alive, [block_rows, block_outputs]) == 0, 0.0, g)
+        g = fused_kernels.apply_mask(g, packed, block_rows, block_outputs)
     rounded = g.to(dx.dtype.element_ty)
     tl.store(dx + offsets, rounded, mask=mask)
     if relu != 0:

@@ -12,8 +12,6 @@ synchronise them, which corresponds to the statistics of the first rank.
 
 import logging
 from collections.abc import Sequence
-from importlib.util import find_spec
-from subprocess import SubprocessError
 from typing import TypeGuard
 
 import torch
@@ -104,49 +102,11 @@ class BatchNorm(nn.Module):
 
 
 def _is_plain_pointwise(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Return True for a 1x1 convolution without bias, groups, padding or a forward pass of its own."""
+    """Return True for a 1x1 convolution without bias, groups, padding or its own forward pass, of enough channels."""
     if type(conv) is not nn.Conv2d or conv.kernel_size != (1, 1) or conv.groups != 1 or conv.bias is not None:
         return False
-    has_even_stride = conv.stride[0] == conv.stride[1] and conv.padding == (0, 0)
-    return has_even_stride and conv.in_channels % GEMM_CHANNELS == 0 and conv.out_channels % GEMM_CHANNELS == 0
-
-
-def fuse_batch_norm(model: nn.Module, device: torch.device, *, convolutions: bool = False) -> bool:
-    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them.
-
-    Args:
-        convolutions: let them run the 1x1 convolutions beside them too, if these kernels compute the right values.
-    """
-    if find_spec("triton") is None:
-        return False
-    with device:
-        probe, images = BatchNorm(FUSED_CHANNELS), torch.zeros(1, FUSED_CHANNELS, 2, 2)
-    probe.is_fused = True
-    try:
-        probe(images.contiguous(memory_format=torch.channels_last))
-    except (RuntimeError, OSError, SubprocessError) as error:
-        log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
-        return False
-    folds = convolutions and _gemm_kernels_work(device)
-    for layer in _batch_norm_layers(model):
-        layer.is_fused, layer.folds_convolutions = True, folds
-    return True
-
-
-def _gemm_kernels_work(device: torch.device) -> bool:
-    """Return True if the kernels of 1x1 convolutions compute the right values on the device; else log a warning."""
-    from podscale.pytorch.batch_norm import gemm_check
-
-    try:
-        error = gemm_check.largest_error(lambda channels: BatchNorm(channels).to(device), device)
-        problem = f"their relative error is {error:.2g}"
-    except (RuntimeError, OSError, SubprocessError) as failure:
-        error, problem = float("inf"), f"Triton cannot compile them: {failure}"
-    if error <= gemm_check.TOLERATED_ERROR:  # not if it is NaN
-        log.info(f"1x1 convolutions run as fused kernels: their relative error in bf16 is {error:.2g}")
-        return True
-    log.warning(f"1x1 convolutions run without the fused kernels: {problem}")
-    return False
+    fits = conv.in_channels % GEMM_CHANNELS == 0 and conv.out_channels % GEMM_CHANNELS == 0
+    return fits and conv.stride[0] == conv.stride[1] and conv.padding == (0, 0)
 
 
 def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:
@@ -156,7 +116,7 @@ def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNo
     consecutive ranks, so that results do not depend on the nodes. Logs a warning if a group spans nodes. A later call
     with groups of the same size keeps the communicator.
     """
-    layers = _batch_norm_layers(model)
+    layers = batch_norm_layers(model)
     before = next((layer.group for layer in layers), None)
     if before is not None and before.size() == norm_group.ranks:
         return
@@ -170,7 +130,7 @@ def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNo
         )
 
 
-def _batch_norm_layers(model: nn.Module) -> list[BatchNorm]:
+def batch_norm_layers(model: nn.Module) -> list[BatchNorm]:
     return [module for module in model.modules() if isinstance(module, BatchNorm)]
 
 
@@ -182,7 +142,7 @@ class BatchNormMomenta:
     """Momentum of a model's batch norm by step. `changes` has (first step, momentum) of each change, in order."""
 
     def __init__(self, model: nn.Module, changes: Sequence[tuple[int, float]]) -> None:
-        self._layers, self._changes = _batch_norm_layers(model), changes
+        self._layers, self._changes = batch_norm_layers(model), changes
 
     def start_step(self, step: int) -> None:
         """Set the momentum of step `step`, from 0, on the host."""
@@ -196,7 +156,7 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
         self._weight = weight
-        pairs = [(layer, name) for layer in _batch_norm_layers(model) for name in ("running_mean", "running_var")]
+        pairs = [(layer, name) for layer in batch_norm_layers(model) for name in ("running_mean", "running_var")]
         device = next(model.parameters()).device
         self.flat = torch.cat([torch.empty(0, device=device), *(getattr(layer, name) for layer, name in pairs)])
         views = self.flat.split([getattr(layer, name).numel() for layer, name in pairs])

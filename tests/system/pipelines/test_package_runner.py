@@ -153,6 +153,28 @@ def test_the_whole_pipeline(start, tmp_path, backend):
     assert MARK not in runner.tasks["train"].log
 
 
+def test_the_page_with_the_model_is_an_output_of_the_export(start, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    (tmp_path / "runtime.tgz").touch()
+    monkeypatch.setenv(env.WEB_RUNTIME, str(tmp_path / "runtime.tgz"))
+    runner = start("export.formats=[onnx, html]")
+    assert runner.run() == "SUCCEEDED", runner.tasks
+    page = runner.tasks["export"].outputs["page"]
+    assert page["type"]["schemaTitle"] == "system.HTML"
+    content = (tmp_path / "artifacts" / page["uri"].removeprefix("minio://")).read_text()
+    assert content == (tmp_path / "ws/runs/digits/export/demo.html").read_text()
+    assert "| export | done |" in summary(tmp_path, runner)
+
+
+def test_the_formats_of_a_package_are_no_parameter_of_a_run(start, tmp_path):
+    runner = start("export.formats=[onnx]")
+    assert runner.run({"overrides": ["export.formats=[html]"]}) == "FAILED"
+    error = runner.tasks["summary"].parameters["errors"]
+    assert "export.formats: the pods of this package are compiled for its value" in error
+    assert "podscale compile RUN --set 'export.formats=[html]'" in error
+    assert states(runner)["export"] == "SKIPPED"
+
+
 def test_a_training_that_is_finished_needs_no_job(start):
     assert start("launch.backend=pytorchjob").run() == "SUCCEEDED"
     again = start("launch.backend=pytorchjob", job="refuse:no job may be made now")

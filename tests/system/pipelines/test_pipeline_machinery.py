@@ -220,3 +220,26 @@ def test_outputs_of_the_tasks_are_typed_artifacts(start, tmp_path):
     assert (tasks / "report" / "page").read_text().startswith("<html>")
     assert (tasks / "report" / "card").exists()
     assert "SUCCEEDED" in (tasks / "summary" / "page").read_text()
+
+
+def test_the_page_with_the_model_is_an_artifact_of_the_export(start, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    (tmp_path / "runtime.tgz").touch()
+    monkeypatch.setenv("PODSCALE_WEB_RUNTIME", str(tmp_path / "runtime.tgz"))
+    code, _, err = finish(start("--set", "export.formats=[onnx, html-int8, html]"))
+    assert code == 0, err
+    assert "[5/5] export" in err
+    assert "\nexport " in err, "the stage has a row in the table"
+    run = tmp_path / "runs" / "digits"
+    task = next((run / "pipeline").iterdir()) / "export"
+    outputs = json.loads((task / "executor_output.json").read_text())["artifacts"]
+    (page,) = outputs["page"]["artifacts"]
+    assert page["metadata"]["file"] == "demo.html"
+    assert (task / "page").read_bytes() == (run / "export" / "demo.html").read_bytes()
+    assert {path.name for path in (task / "exported").iterdir()} >= {"model.onnx", "demo.html", "demo.int8.html"}
+
+    code, _, err = finish(start("--set", "export.formats=[onnx]"))
+    assert code == 0, err
+    task = next((run / "pipeline").iterdir()) / "export"
+    assert list(json.loads((task / "executor_output.json").read_text())["artifacts"]) == ["exported"]
+    assert not (task / "page").exists()

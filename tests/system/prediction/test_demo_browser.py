@@ -1,14 +1,16 @@
-"""demo.html in a real browser, in a sandboxed frame: it agrees with the evaluation and requests nothing."""
+"""The page of the export task in a real browser, in a frame as KFP's: the evaluation's classes, and no request."""
 
 import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
 
-from podscale.config import loads
+from podscale.components import steps
+from podscale.config import load, loads
 from podscale.data.shard_set import ShardSet
-from podscale.export.export_model import ExportOptions, export_model
 from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.preparation import ImagePreparer
 from podscale.runs.predictions import read_predictions
@@ -23,16 +25,16 @@ SHAPES = [(33, 57), (301, 200), (9, 9), (400, 60)]
 def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None:
     program = browser_or_skip()
     copy_workspace(calm, tmp_path)
-    exported = export_model(tmp_path / "runs" / "calm", ExportOptions(format="html", limit=50))
-    assert exported.path.name == "demo.html"
-    assert '<a href="export/demo.html">' in (tmp_path / "runs" / "calm" / "report.html").read_text()
-    evaluated = read_predictions(tmp_path / "runs" / "calm" / "predictions.safetensors")
+    run = tmp_path / "runs" / "calm"
     (shards,) = (path for path in (tmp_path / "datasets").iterdir() if path.is_dir())
+    artifact = export_task(run, shards, tmp_path)
+    assert '<a href="export/demo.html">' in (run / "report.html").read_text()
+    evaluated = read_predictions(run / "predictions.safetensors")
     split = ShardSet.open(shards).split("validation")
     row_of_key = {int(key): row for row, key in enumerate(split.keys)}
     images = [split.read(row_of_key[int(key)]).tobytes() for key in evaluated.keys]
 
-    with demo_frame(program, exported.path, tmp_path) as frame:
+    with demo_frame(program, artifact, tmp_path) as frame:
         found, _ = frame.classify(images)
         assert len(found) == len(evaluated.keys) > 300
         np.testing.assert_array_equal(np.argmax(found, axis=1), evaluated.topk[:, 0])
@@ -46,6 +48,16 @@ def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None
         assert sum("true class" in card and "%" in card for card in cards) == 1
         assert sum("text.png" in card and "%" not in card for card in cards) == 1
         assert frame.requests() == []
+
+
+def export_task(run: Path, shards: Path, folder: Path) -> Path:
+    """Return the artifact with the page, written by the task `export` of a pipeline."""
+    config = load(run / "config.yaml", [f"run.workspace={folder}", "export={formats: [html], images: 50}"])
+    names = ("manifest.json", "exported", "page")
+    shard_set, exported, page = (SimpleNamespace(path=str(folder / name), metadata={}) for name in names)
+    Path(shard_set.path).write_text(json.dumps({"location": str(shards)}))
+    steps.export(config.model_dump_json(), shard_set, exported, page)
+    return Path(page.path)
 
 
 def assert_prepared_as_in_python(frame: Frame) -> None:

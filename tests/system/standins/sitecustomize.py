@@ -21,6 +21,7 @@ STANDINS = {
     "podscale.report.model_card": HERE / "standin_card.py",
     "podscale.evaluation.evaluation_json": HERE / "standin_evaluation.py",
     "podscale.report": HERE / "standin_report.py",
+    "podscale.export.run_exports": HERE / "standin_export.py",
 }
 
 

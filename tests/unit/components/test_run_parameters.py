@@ -109,6 +109,8 @@ def test_an_override_that_is_none(override: Any) -> None:
         "run.workspace=/elsewhere",
         "ensemble.cycles=[1, 1]",
         "train.engine=jax",
+        "export.formats=[html]",
+        "export={formats: []}",
         "train={epochs: 3}",
         "telemetry.port=1",
         "run={seed: 3}",

@@ -47,6 +47,11 @@ def test_contradictions(change: str, field: str, got: object) -> None:
     assert refusal.error.location == f"--set launch.cluster.{change}"
 
 
+def test_the_archive_of_a_page_is_the_one_variable_of_podscale_that_a_document_sets() -> None:
+    set_in_pods = cluster("env={PODSCALE_WEB_RUNTIME: /workspace/web.tgz}").launch.cluster.env
+    assert set_in_pods == {"PODSCALE_WEB_RUNTIME": "/workspace/web.tgz"}
+
+
 def test_a_volume_has_exactly_one_kind() -> None:
     with refused("claim, bucket, secret, config_map, empty_gib, nfs", "none"):
         cluster("volumes=[{path: /x}]")

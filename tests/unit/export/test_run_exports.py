@@ -9,6 +9,7 @@ import pytest
 
 from podscale.components import steps
 from podscale.config import RunConfig, dumps, loads
+from podscale.errors import ExitCode
 from podscale.export import export_model as export_module
 from podscale.export.web_runtime import WebRuntime
 from podscale.runs import RunDirectory, StageOutcome, read_outcomes, write_outcome
@@ -105,9 +106,35 @@ def test_the_stage_links_its_page_in_the_report(
     document, run = config.model_dump_json(), RunDirectory.for_config(config)
     steps.report(document, shard_set, page, card)
     assert "demo.html" not in run.report.read_text().partition("The resolved run document")[0]
-    local.export(config, str(tmp_path / "shards"))
+    exported, shown = (Artifact(str(tmp_path / name)) for name in ("exported", "shown"))
+    steps.export(document, shard_set, exported, shown)
+    assert Path(shown.path).read_bytes() == (run.exports / "demo.html").read_bytes()
+    check = json.loads((run.exports / "demo.html.json").read_text())
+    assert shown.metadata["file"] == "demo.html"
+    for key in ("run", "sha256", "weights_sha256"):
+        assert shown.metadata[key] == check[key]
     assert '<a href="export/demo.html">' in run.report.read_text()
     steps.report(document, shard_set, page, card)  # as a pipeline that runs again does
     assert '<a href="export/demo.html">' in run.report.read_text()
     assert Path(page.path).read_text().count("<iframe") == 0
     assert "export/demo.html" not in Path(page.path).read_text()
+    assert "demo.html: the task <code>export</code> of this pipeline shows it" in Path(page.path).read_text()
+
+
+def test_of_two_pages_viewers_show_the_one_in_fp32(config: RunConfig) -> None:
+    pages = {
+        formats: change(config, f"export.formats=[{formats}]").export.page
+        for formats in ("html-int8, onnx, html", "onnx, html-int8", "html", "onnx", "")
+    }
+    assert list(pages.values()) == ["demo.html", "demo.int8.html", "demo.html", None, None]
+
+
+def test_the_component_with_a_page_refuses_a_document_without_one(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifacts = (Artifact(str(tmp_path / name)) for name in ("manifest.json", "exported", "page"))
+    with pytest.raises(SystemExit) as ended:
+        steps.export(config.model_dump_json(), *artifacts)
+    assert ended.value.code == ExitCode.BAD_INPUT
+    assert "export.formats: " in capsys.readouterr().err
+    assert not RunDirectory.for_config(config).exports.exists()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from podscale.config.preflight.software import WEB_PACKAGE
 from podscale.errors import InputError
 from podscale.export import web_runtime
-from podscale.export.web_runtime import is_cached, load_web_runtime
+from podscale.export.web_runtime import is_cached, load_web_runtime, read_lock
 from podscale.util import env
 
 MODULE, PROGRAM = b"export default 1", b"\0asm"
@@ -110,3 +111,11 @@ def test_the_lock_file_names_one_version_and_its_hashes() -> None:
     assert lock["package"] == "onnxruntime-web"
     assert len(base64.b64decode(lock["integrity"].removeprefix("sha512-"))) == 64
     assert {Path(name).suffix: len(sha256) for name, sha256 in lock["files"].items()} == {".mjs": 64, ".wasm": 64}
+
+
+def test_the_docs_and_the_preflight_check_name_the_package_of_the_lock_file() -> None:
+    lock, docs = read_lock(), Path(__file__).resolve().parents[3] / "docs" / "how-to"
+    assert lock["package"] == WEB_PACKAGE
+    for page in ("export.md", "kfp.md"):
+        assert f"npm pack {lock['package']}@{lock['version']}`" in (docs / page).read_text(encoding="utf-8")
+    assert f"onnxruntime-web-{lock['version']}.tgz" in (docs / "kfp.md").read_text(encoding="utf-8")

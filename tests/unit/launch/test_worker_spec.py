@@ -14,6 +14,7 @@ from podscale.launch.environment_file import describe_environment
 from podscale.launch.fork_launcher import build_rank_env
 from podscale.launch.rendezvous import Rendezvous
 from podscale.launch.worker_spec import WorkerSpec, build_worker_spec
+from podscale.util import env
 from tests.support.refusals import refused
 
 
@@ -85,6 +86,17 @@ def test_one_rank_alone_needs_no_torchrun() -> None:
     assert command == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
     variables = environment(worker_spec())
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
+
+
+def test_ranks_of_a_pod_share_a_decoded_cache() -> None:
+    cached = ("input.loader=native", "input.decoded_cache_bytes=1000")
+    assert worker_spec(*cached, "launch.processes=1").shared_cache_bytes == 0
+    assert worker_spec("launch.processes=4").shared_cache_bytes == 0
+    spec = worker_spec(*cached, "launch.processes=4")
+    assert spec.shared_cache_bytes == 4000
+    stale = {env.DECODED_CACHE: "/proc/1/fd/3"}
+    assert spec.environment(worker_env(spec), stale, "/proc/2/fd/4")[env.DECODED_CACHE] == "/proc/2/fd/4"
+    assert spec.environment(worker_env(spec), stale)[env.DECODED_CACHE] == ""
 
 
 def environment(spec: WorkerSpec) -> dict[str, str]:

@@ -134,8 +134,26 @@ def test_a_document_with_formats_has_an_export_task_after_the_report():
     assert package.inner["export"]["dependentTasks"] == ["configure", "report", "shard", "train"]
     assert package.image("export") == "registry/podscale:1"
     assert not package.inner["export"]["cachingOptions"].get("enableCache")
-    outputs = package.pipeline["components"]["comp-export"]["outputDefinitions"]["artifacts"]
-    assert outputs["exported"]["artifactType"]["schemaTitle"] == "system.Model"
+    assert output_types(package.pipeline, "export") == {"exported": "system.Model"}
+
+
+@pytest.mark.parametrize("formats", ["html", "onnx, html-int8", "html-int8, html"])
+def test_a_document_with_a_page_has_it_as_an_artifact_that_the_interface_shows(formats: str):
+    package = Package(
+        f"export.formats=[{formats}]",
+        "launch.image=registry/podscale:1",
+        "launch.cluster.env={PODSCALE_WEB_RUNTIME: /workspace/web.tgz}",
+    )
+    assert package.inner["export"]["dependentTasks"] == ["configure", "report", "shard", "train"]
+    assert package.image("export") == "registry/podscale:1"
+    assert output_types(package.pipeline, "export") == {"exported": "system.Model", "page": "system.HTML"}
+    assert variables(package, "export")[env.WEB_RUNTIME] == "/workspace/web.tgz"
+
+
+def output_types(pipeline: dict[str, Any], component: str) -> dict[str, str]:
+    """Return the types of a component's output artifacts by name."""
+    outputs = pipeline["components"][f"comp-{component}"].get("outputDefinitions", {}).get("artifacts", {})
+    return {name: artifact["artifactType"]["schemaTitle"] for name, artifact in outputs.items()}
 
 
 def test_several_pods_pack_before_the_shard_stage_completes(launched):
@@ -318,8 +336,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
     for name in COMPONENT_FUNCTIONS:
         text = (ROOT / "components" / name / "component.yaml").read_text()
         spec = yaml.safe_load(text)
-        outputs = spec["components"][f"comp-{name}"].get("outputDefinitions", {}).get("artifacts", {})
-        artifacts[name] = {key: value["artifactType"]["schemaTitle"] for key, value in outputs.items()}
+        artifacts[name] = output_types(spec, spec["pipelineInfo"]["name"])
         assert "pip install" not in text
     assert artifacts == {
         "configure": {},
@@ -330,6 +347,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
         "evaluate": {"metrics": "system.Metrics", "confusion": "system.ClassificationMetrics"},
         "report": {"page": "system.HTML", "card": "system.Markdown"},
         "export": {"exported": "system.Model"},
+        "export_page": {"exported": "system.Model", "page": "system.HTML"},
         "summary": {"page": "system.Markdown"},
         "cells": {},
         "findings": {"page": "system.HTML", "text": "system.Markdown"},
@@ -339,9 +357,10 @@ def test_components_declare_typed_artifacts_and_install_nothing():
 @pytest.mark.parametrize("name", list(COMPONENT_FUNCTIONS))
 def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
     readme = (ROOT / "components" / name / "README.md").read_text()
-    spec = yaml.safe_load((ROOT / "components" / name / "component.yaml").read_text())["components"][f"comp-{name}"]
+    spec = yaml.safe_load((ROOT / "components" / name / "component.yaml").read_text())
+    (component,) = spec["components"].values()
     for direction in ("inputDefinitions", "outputDefinitions"):
-        for kind in spec.get(direction, {}).values():
+        for kind in component.get(direction, {}).values():
             for item in kind:
                 assert f"`{item}`" in readme
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from podscale.config.preflight.host import input_cache_bytes
 from podscale.data.loaders import decoded_cache
+from podscale.data.loaders.image_store import OwnImages
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.shard_set import LocalShardMapper, ShardSet
 from tests.support.loading import assert_same_batches, document, open_loader, train_and_close
@@ -109,7 +110,7 @@ def test_uncached_images_share_one_decode_buffer(make_shard_set) -> None:
     first = decoded(int(np.argmax(split.column("height").astype(int) * split.column("width"))))
     second = decoded(3)
     assert np.shares_memory(first, second)
-    kept = decoded_cache.DecodedCache(split, LARGE)
+    kept = decoded_cache.DecodedCache(split, OwnImages(LARGE))
     assert not np.shares_memory(kept(3), kept(4))
     assert kept(3) is kept(3)
 

@@ -1,9 +1,6 @@
 """Fused batch norm: results against float64, the code for GPUs, and where it applies."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +9,9 @@ import torch
 from torch import nn
 
 from podscale.config import ModelSection
-from podscale.pytorch.batch_norm import BatchNorm, layer
+from podscale.pytorch.batch_norm import BatchNorm, fuse_layers
 from podscale.pytorch.models import build_model
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, skip_without_interpreter
-
-ROOT = Path(__file__).resolve().parents[4]
-
-
-def interpret(*arguments: str) -> str:
-    """Return the last line that Python prints with Triton's interpreter, which must be chosen before the import."""
-    skip_without_interpreter()
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, interpret
 
 
 @pytest.mark.parametrize(
@@ -77,13 +62,13 @@ def test_kernels_compile_for_a_gpu_and_move_full_vectors(
 ) -> None:
     """Compiled for A100, H100 or B200, which needs no GPU. Registers suffice without spills to memory."""
     pytest.importorskip("triton")
-    from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels
+    from podscale.pytorch.batch_norm import fused_calls, fused_kernels, fused_pool_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     module, kernel = name.split(".")
     is_pool = module == "fused_pool_kernels"
     function = getattr(fused_pool_kernels if is_pool else fused_kernels, kernel)
-    warps = 8 if kernel == "_pool_kernel" else fused_kernels.WARPS
+    warps = 8 if kernel == "_pool_kernel" else fused_calls.WARPS
     types = {**TYPES, **({"squares": "i32"} if is_pool else {})}
     found = compile_kernel(function, types, constants, capability, tmp_path, warps=warps, multiples_of_16=("channels",))
     assert found.vector_loads >= loads
@@ -176,11 +161,11 @@ def test_separate_operations_run_if_triton_cannot_compile(monkeypatch: Any, capl
 
     monkeypatch.setattr(fused, "norm", no_compiler)
     model = build_model(ModelSection(name="resnet18", width=8), 10)
-    assert not layer.fuse_batch_norm(model, torch.device("cpu"))
+    assert not fuse_layers.fuse_batch_norm(model, torch.device("cpu"))
     assert "Failed to find C compiler" in caplog.text
     assert not any(module.is_fused for module in model.modules() if isinstance(module, BatchNorm))
 
 
 def test_separate_operations_run_without_triton(monkeypatch: Any) -> None:
-    monkeypatch.setattr(layer, "find_spec", lambda name: None)
-    assert not layer.fuse_batch_norm(nn.Sequential(BatchNorm(8)), torch.device("cpu"))
+    monkeypatch.setattr(fuse_layers, "find_spec", lambda name: None)
+    assert not fuse_layers.fuse_batch_norm(nn.Sequential(BatchNorm(8)), torch.device("cpu"))

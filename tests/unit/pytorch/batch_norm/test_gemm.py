@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from typing import Any
 
 import pytest
@@ -10,15 +9,11 @@ import torch
 from torch import nn
 
 from podscale.config import ModelSection
-from podscale.pytorch.batch_norm import BatchNorm, layer
+from podscale.pytorch.batch_norm import BatchNorm, fuse_layers
 from podscale.pytorch.models import build_model
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel
-from tests.unit.pytorch.batch_norm.test_fused import interpret
+from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, TENSOR_CORE_PRODUCTS, compile_kernel, interpret
 
 FP32_ERROR, BF16_ERROR = 2e-6, 0.02
-MINUTES = pytest.mark.skipif(
-    "PODSCALE_TEST_PAPER_GPU" not in os.environ, reason="some minutes; run by `make test-gpu-paper`"
-)
 
 
 def is_exact(case: str, error: float) -> bool:
@@ -38,30 +33,6 @@ def test_two_ranks_of_unequal_batches_equal_float64() -> None:
     errors = json.loads(interpret("-m", "tests.support.gemm_ranks"))
     assert len(errors) == 2
     assert all(error < FP32_ERROR for error in errors.values()), errors
-
-
-@MINUTES
-@pytest.mark.timeout(900)
-def test_planted_faults_are_found() -> None:
-    errors = json.loads(interpret("-m", "tests.support.gemm_mutants"))
-    assert len(errors) == 21
-    for mutant, cases in errors.items():
-        found = [case for case, error in cases.items() if not is_exact(case, error)]
-        assert bool(found) is (mutant != "none"), mutant
-
-
-@MINUTES
-@pytest.mark.timeout(900)
-def test_twenty_steps_on_the_digits_follow_separate_operations() -> None:
-    """In fp32 to 5e-6; in bf16 as close as separate operations in bf16 are to those in fp32."""
-    losses = {name: torch.tensor(values) for name, values in json.loads(interpret("-m", DIGITS)).items()}
-    assert (losses["fp32, kernels"] - losses["fp32"]).abs().max() < 5e-6
-    rounding = (losses["bf16"] - losses["fp32"]).abs().max()
-    assert 0 < (losses["bf16, kernels"] - losses["bf16"]).abs().max() < 1.5 * rounding
-    assert losses["fp32"][-5:].mean() < losses["fp32"][:5].mean()
-
-
-DIGITS = "tests.support.gemm_digits"
 
 
 @pytest.mark.slow
@@ -157,7 +128,7 @@ def test_kernels_compile_for_a_gpu(
     assert found.vector_stores >= stores
     if "block_inputs" in constants:
         assert found.vector_copies >= 8
-        assert found.uses_tensor_cores
+        assert TENSOR_CORE_PRODUCTS[capability] in found.ptx
     assert found.shared <= SHARED_MEMORY_BYTES[capability]
     assert found.registers <= REGISTERS // (32 * gemm_calls.WARPS)
     assert found.spilled <= SPILLED_BYTES
@@ -232,7 +203,7 @@ def test_wrong_or_missing_kernels_are_not_used(
     monkeypatch.setattr(gemm_check, "largest_error", largest_error)
     model = build_model(ModelSection(name="resnet50", width=16), 10)
     with caplog.at_level(logging.WARNING):
-        assert layer.fuse_batch_norm(model, torch.device("cpu"), convolutions=True)
+        assert fuse_layers.fuse_batch_norm(model, torch.device("cpu"), convolutions=True)
     layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     assert all(module.is_fused and module.folds_convolutions is folds for module in layers)
     assert message in caplog.text
@@ -250,14 +221,14 @@ def test_the_check_before_a_training_passes_and_finds_a_fault() -> None:
 CHECK = """
 import json
 import torch
-from podscale.pytorch.batch_norm import BatchNorm, gemm_check
+from podscale.pytorch.batch_norm import gemm_check
 from tests.support.gemm_mutants import MUTANTS, planted
 from tests.support.triton_bf16 import interpret_bf16
 interpret_bf16()
 device = torch.device("cpu")
-errors = [gemm_check.largest_error(BatchNorm, device)]
+errors = [gemm_check.largest_error(device)]
 with planted(MUTANTS["bits in the wrong order"]):
-    errors.append(gemm_check.largest_error(BatchNorm, device))
+    errors.append(gemm_check.largest_error(device))
 print(json.dumps(errors))
 """
 

@@ -1,0 +1,1 @@
+"""The export component with a page."""

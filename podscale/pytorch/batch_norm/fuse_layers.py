@@ -1,0 +1,50 @@
+"""Choice of Triton's kernels for a model's batch norm, if they compile and compute the right values on the device."""
+
+import logging
+from importlib.util import find_spec
+from subprocess import SubprocessError
+
+import torch
+from torch import nn
+
+from podscale.pytorch.batch_norm.layer import FUSED_CHANNELS, BatchNorm, batch_norm_layers
+
+log = logging.getLogger(__name__)
+
+
+def fuse_batch_norm(model: nn.Module, device: torch.device, *, convolutions: bool = False) -> bool:
+    """Let every batch norm of `model`, on a GPU, run Triton's kernels; return False if Triton cannot compile them.
+
+    Args:
+        convolutions: let them run the 1x1 convolutions beside them too, if these kernels compute the right values.
+    """
+    if find_spec("triton") is None:
+        return False
+    with device:
+        probe, images = BatchNorm(FUSED_CHANNELS), torch.zeros(1, FUSED_CHANNELS, 2, 2)
+    probe.is_fused = True
+    try:
+        probe(images.contiguous(memory_format=torch.channels_last))
+    except (RuntimeError, OSError, SubprocessError) as error:
+        log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
+        return False
+    folds = convolutions and _gemm_kernels_work(device)
+    for layer in batch_norm_layers(model):
+        layer.is_fused, layer.folds_convolutions = True, folds
+    return True
+
+
+def _gemm_kernels_work(device: torch.device) -> bool:
+    """Return True if the kernels of 1x1 convolutions compute the right values on the device; else log a warning."""
+    from podscale.pytorch.batch_norm import gemm_check
+
+    try:
+        error = gemm_check.largest_error(device)
+        problem = f"their relative error is {error:.2g}"
+    except (RuntimeError, OSError, SubprocessError) as failure:
+        error, problem = float("inf"), f"Triton cannot compile them: {failure}"
+    if error <= gemm_check.TOLERATED_ERROR:  # not if it is NaN
+        log.info(f"1x1 convolutions run as fused kernels: their relative error in bf16 is {error:.2g}")
+        return True
+    log.warning(f"1x1 convolutions run without the fused kernels: {problem}")
+    return False
