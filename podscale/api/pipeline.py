@@ -81,7 +81,7 @@ def run_pipeline(
     """
     from podscale.config.preflight import preflight
     from podscale.pipelines.local_runner import run_locally
-    from podscale.stages.known_data import memory_problems
+    from podscale.stages.known_data import start_problems
 
     if runner not in RUNNERS:
         raise InputError("unknown runner", field="--runner", got=runner, hint="Choose process or docker.")
@@ -89,7 +89,7 @@ def run_pipeline(
     directory = RunDirectory.for_config(config)
     check_not_taken(directory.lease)
     with user_code(config):
-        preflight(config, "here" if runner == "process" else "containers", others=memory_problems(config, fresh=fresh))
+        preflight(config, "here" if runner == "process" else "containers", others=start_problems(config, fresh=fresh))
     stages = _build_runner(config, runner)
     if not fresh:
         stage_outcomes.check_run_document(config)

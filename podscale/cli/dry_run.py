@@ -8,7 +8,7 @@ from podscale.config.preflight.host import processes_per_node
 from podscale.config.preflight.storage import shard_set_counts
 from podscale.data.step_positions import step_positions
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
-from podscale.stages.known_data import known_data, memory_problems
+from podscale.stages.known_data import known_data, start_problems
 from podscale.training import schedules
 from podscale.training.memory_check import DEFAULT_CLASSES, model_problem
 from podscale.training.memory_estimate import estimate_memory
@@ -27,6 +27,7 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
         ("run", f"{config.run.id} in {RunDirectory.for_config(config).path}"),
         ("data", _data_row(config, counts)),
         ("model", _model_row(config, classes)),
+        *_start_rows(config),
         ("processes", _process_row(config)),
         ("training", _training_row(config, counts.get("train"))),
         ("evaluation", _evaluation_row(config, counts.get("validation"))),
@@ -34,7 +35,7 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
         *_stage_rows(config, fresh),
     ]
     text = "\n".join(f"{name:<11} {value}" for name, value in rows)
-    problems = [*find_problems(config, "here"), *memory_problems(config, fresh=fresh)]
+    problems = [*find_problems(config, "here"), *start_problems(config, fresh=fresh)]
     if problems:
         text += "\n\nThis run could not start:\n" + "\n".join(f"  - {problem}" for problem in problems)
     return text
@@ -65,6 +66,15 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in spec.published_input)
         text += f"; its published weights take input.mean [{mean}] and input.std [{std}]"
     return text
+
+
+def _start_rows(config: RunConfig) -> list[tuple[str, str]]:
+    """Return the row of the initial weights, if the document names any."""
+    start = config.train.start_from
+    if start.run is not None:
+        checkpoint = "newest checkpoint" if start.epoch is None else f"epoch {start.epoch:g}"
+        return [("start", f"weights of the run {start.run}, {checkpoint}")]
+    return [] if start.weights is None else [("start", f"weights of {start.weights}")]
 
 
 def _process_row(config: RunConfig) -> str:

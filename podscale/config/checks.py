@@ -312,6 +312,7 @@ def check_schedules(train: TrainSection) -> None:
                 f"{key}.schedule.warmup_epochs",
                 f"the warm-up does not end within {span} of {end - start:g} epochs",
                 got=schedule.warmup_epochs,
+                hint=f"Set it below {end - start:g}.",
             )
         if schedule.momentum_correction and train.optimizer.effective_momentum_form != "unscaled":
             raise conflict_error(

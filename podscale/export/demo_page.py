@@ -11,8 +11,10 @@ import json
 from importlib.resources import files
 from typing import Any
 
+import PIL
 from PIL import Image
 
+from podscale.data.native import ORDERS
 from podscale.errors import InputError
 from podscale.export.image_sample import ImageSample
 from podscale.export.web_runtime import WebRuntime
@@ -72,8 +74,7 @@ def build_demo_page(model: bytes, metadata: ExportMetadata, sample: ImageSample,
             _data(key, "application/octet-stream", base64.b64encode(gzip.compress(content, 9, mtime=0)).decode())
             for key, content in (("runtime", runtime.module), ("wasm", runtime.program), ("model", model))
         ),
-        tag("script", Markup(_asset("resize.js"))),
-        tag("script", Markup(_asset("demo.js"))),
+        *(tag("script", Markup(_asset(name))) for name in ("resize.js", "stored_pixels.js", "demo.js")),
     ]
     page = join_markup(Markup("<!doctype html>\n"), tag("html", head, tag("body", body), lang="en")).encode()
     if len(page) > LARGEST_PAGE:
@@ -104,8 +105,18 @@ def _description(metadata: ExportMetadata, sample: ImageSample) -> dict[str, Any
     classes = [printable(name) for name in metadata.description["classes"]]
     return {
         "classes": classes,
-        "preprocessing": metadata.description["preprocessing"],
+        "preprocessing": {**metadata.description["preprocessing"], **_preparation(metadata)},
         "samples": _samples(classes, sample),
+    }
+
+
+def _preparation(metadata: ExportMetadata) -> dict[str, Any]:
+    """Return what else the pixels depend on: conversion and shrinking of the run's images, and Pillow's pass order."""
+    rules = metadata.description["inference"]["data"]
+    return {
+        "upright": rules["policy"] == "convert",
+        "resize_short": rules["resize_short"],
+        "pass_order": ORDERS[0 if int(PIL.__version__.partition(".")[0]) >= 13 else 1],
     }
 
 

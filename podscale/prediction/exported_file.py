@@ -16,6 +16,7 @@ from podscale.errors import InputError
 from podscale.prediction import onnx_runtime
 from podscale.prediction.onnx_runtime import InferenceFunction
 from podscale.prediction.probabilities import log_softmax
+from podscale.runs.model_files import DESCRIPTION_PREFIX
 from podscale.util.formatting import one_line
 
 EXPORT_FORMAT = "podscale-export-1"
@@ -45,7 +46,7 @@ class ExportMetadata:
 
     def to_strings(self) -> dict[str, str]:
         """Return the metadata as strings by key. The values from model.json are JSON."""
-        described = {f"podscale:model.json/{key}": json.dumps(value) for key, value in self.description.items()}
+        described = {f"{DESCRIPTION_PREFIX}{key}": json.dumps(value) for key, value in self.description.items()}
         return {
             "podscale:format": EXPORT_FORMAT,
             "podscale:run": str(self.description["run"]),
@@ -66,8 +67,11 @@ class ExportMetadata:
             problem = "not exported by Podscale" if written is None else f"exported by another version ({written})"
             raise InputError(problem, field=str(path), hint=hint)
         try:
-            prefix = "podscale:model.json/"
-            described = {k.removeprefix(prefix): json.loads(v) for k, v in strings.items() if k.startswith(prefix)}
+            described = {
+                key.removeprefix(DESCRIPTION_PREFIX): json.loads(value)
+                for key, value in strings.items()
+                if key.startswith(DESCRIPTION_PREFIX)
+            }
             temperature = strings["podscale:temperature"]
             metadata = cls(
                 described,

@@ -1,5 +1,6 @@
 """Reading of weights that Podscale did not train: files, Hugging Face repositories, torchvision, timm."""
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from podscale.data.manifest import classes_sha256
 from podscale.errors import InputError
 from podscale.pytorch.models.external import import_library
 from podscale.runs.ensemble_members import MODEL_JSON
-from podscale.runs.model_files import WEIGHTS_FILE, read_model
+from podscale.runs.model_files import DESCRIPTION_PREFIX, WEIGHTS_FILE, read_model
 from podscale.training.initial_weights import SourceWeights
 from podscale.util.files import file_sha256
 from podscale.util.formatting import first_line
@@ -45,7 +47,7 @@ def read_source(config: RunConfig) -> SourceWeights:
     path = Path(name).expanduser()
     if (path / MODEL_JSON).exists():
         return _from_file(path / WEIGHTS_FILE, name, classes_sha256(read_model(path).description["classes"]))
-    return _from_file(path, name)
+    return _from_file(path, name, _exported_classes(path))
 
 
 def read_weight_file(path: Path) -> dict[str, Tensor]:
@@ -93,6 +95,17 @@ def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
 def _from_file(path: Path, name: str, classes: str | None = None, **origin: Any) -> SourceWeights:
     tensors = read_weight_file(path)
     return SourceWeights(as_arrays(tensors), {"source": name, "sha256": file_sha256(path), **origin}, classes)
+
+
+def _exported_classes(path: Path) -> str | None:
+    """Return the hash of the classes that `podscale export` recorded in a safetensors file; None for other files."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return classes_sha256(json.loads((file.metadata() or {})[f"{DESCRIPTION_PREFIX}classes"]))
+    except Exception:  # no metadata of ours; a damaged file is reported when its tensors are read
+        return None
 
 
 def _from_hub(name: str, repository: str, commit: str, file: str | None) -> SourceWeights:

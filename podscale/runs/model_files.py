@@ -22,6 +22,8 @@ from podscale.util.files import file_sha256
 
 MODEL_FORMAT = "podscale-model-1"
 WEIGHTS_FILE = "model.safetensors"
+DESCRIPTION_PREFIX = "podscale:model.json/"
+"""Prefix of the entries of model.json in the metadata of an exported file."""
 OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
 """File of the weights other than the final model's, by `evaluate.weights`."""
 

@@ -1,19 +1,32 @@
 """Images and classes of a run as far as they are known before its stages, and the problems that follow from them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from podscale.config import RunConfig
 from podscale.config.preflight.storage import shard_set_counts
+from podscale.config.start import WEIGHT_SCHEMES
 from podscale.errors import InputError
-from podscale.runs import dataset_directory, stage_outcomes
+from podscale.runs import RunDirectory, dataset_directory, stage_outcomes
+from podscale.runs.checkpoint.format import complete_entries
 from podscale.training.memory_check import training_problems
 
 
-def memory_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
-    """Yield the problems of the model and of the training's memory, unless the training is finished."""
+def start_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
+    """Yield the problems of the model, its initial weights and its memory, unless the training is finished."""
     shard_set = dataset_directory(config.run.workspace, config.data)
     if fresh or not shard_set_counts(config) or not stage_outcomes.finished_outcome(config, "train", shard_set):
         yield from training_problems(config, known_data(config)[1])
+        if fresh or not complete_entries(RunDirectory.for_config(config).checkpoints):
+            yield from _missing_weights(config)
+
+
+def _missing_weights(config: RunConfig) -> Iterator[InputError]:
+    """Yield the problem of a file of weights that is not there; a resumed run needs it no more."""
+    name = config.train.start_from.weights
+    if name is not None and not name.startswith(WEIGHT_SCHEMES) and not Path(name).expanduser().exists():
+        hint = "Name a file or the directory of a model."
+        yield InputError("there is no such file", field="train.start_from.weights", got=name, hint=hint)
 
 
 def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:

@@ -29,11 +29,14 @@ async function openSession() {
 
 const opened = openSession();
 
-// Returns the RGB pixels of an encoded picture, uint8 [height, width, 3].
-async function decode(blob) {
-  const bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+// Returns the RGB pixels of an encoded picture, uint8 [height, width, 3]. JPEGs are upright if the run converted its
+// images, else as they are stored.
+async function decode(blob, isUpright = data.preprocessing.upright) {
+  const file = await stored(blob, isUpright);
+  const bitmap = await createImageBitmap(file.blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   const { width, height } = bitmap;
   if (Math.max(width, height) > LONGEST_SIDE) throw new Error(`${width}x${height} pixels are too many`);
+  if (file.pixels) return file;
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);

@@ -150,6 +150,10 @@ def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
     assert main(["run", "--dry-run", "--set", "train.phases=[{start: 3, global_batch: 128}]"]) == 0
     assert "batches of 64, then 128 from epoch 3" in capsys.readouterr().out
+    assert main(["run", "--dry-run", "--set", "train.start_from=a.pt"]) == 0
+    printed = capsys.readouterr().out
+    assert "start       weights of a.pt\n" in printed
+    assert "train.start_from.weights: there is no such file (got 'a.pt')" in printed
     assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
     (problem,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  - ")]
     assert "data.source" in problem

@@ -7,8 +7,10 @@ import re
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 
+from podscale.data.native import ORDERS, is_installed, pillow_order
 from podscale.errors import InputError
 from podscale.export import demo_page
 from podscale.export.demo_page import SAMPLE_BYTES, build_demo_page
@@ -22,6 +24,7 @@ DESCRIPTION: dict[str, Any] = {
     "architecture": {"name": "resnet18"},
     "classes": ["ant", HOSTILE],
     "preprocessing": {"image_size": 16, "crop_fraction": 0.875, "interpolation": "bilinear"},
+    "inference": {"data": {"policy": "convert", "resize_short": 256}},
 }
 METADATA = ExportMetadata(DESCRIPTION, "0" * 64, preprocessing=True, temperature=None)
 RUNTIME = WebRuntime(b"module", b"program", "small 1.2.3")
@@ -45,10 +48,13 @@ def test_the_page_has_everything_inside() -> None:
     assert "://" not in page
     assert re.search(r"\b(?:src|href)=", page) is None
     assert "default-src &#x27;none&#x27;" in page
-    assert page.count("<script") == 6, "class names end no script"
+    assert page.count("<script") == 7, "class names end no script"
     description = json.loads(content_of(page, "description"))
     assert description["classes"] == DESCRIPTION["classes"]
-    assert description["preprocessing"] == DESCRIPTION["preprocessing"]
+    if is_installed():
+        assert description["preprocessing"]["pass_order"] == pillow_order()
+    rules = {"upright": True, "resize_short": 256, "pass_order": ORDERS[PIL.__version__.startswith(("11.", "12."))]}
+    assert description["preprocessing"] == {**DESCRIPTION["preprocessing"], **rules}
     assert [sample["label"] for sample in description["samples"][:2]] == ["ant", "ant"]
     assert len(description["samples"]) == 24
 

@@ -94,6 +94,17 @@ def test_a_model_directory_has_a_list_of_classes(tmp_path: Path) -> None:
     assert read_source(start(tmp_path)).classes_sha256 == classes_sha256(["ant", "bee"])
 
 
+@pytest.mark.parametrize(
+    ("metadata", "classes"), [({"podscale:model.json/classes": '["ant", "bee"]'}, ["ant", "bee"]), ({}, None)]
+)
+def test_an_exported_file_lists_its_classes(
+    metadata: dict[str, str], classes: list[str] | None, tmp_path: Path
+) -> None:
+    save_file(STATE, tmp_path / "w.safetensors", metadata)
+    expected = None if classes is None else classes_sha256(classes)
+    assert read_source(start(tmp_path / "w.safetensors")).classes_sha256 == expected
+
+
 def test_torchvisions_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file lies where torchvision keeps its downloads."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
