@@ -20,6 +20,7 @@ PHASES = ({"start": 1, "global_batch": 48, "accumulation": 3}, {"start": 3, "glo
 """Three steps of 16 images, two of 48 and three of 16."""
 
 
+@pytest.mark.slow
 def test_both_engines_train_alike_when_the_batch_changes(tmp_path: Path) -> None:
     """From PyTorch's checkpoint of step 2 through both changes, one step and up to four steps a call."""
     shards = make_shard_set(tmp_path / "shards")

@@ -141,6 +141,7 @@ def test_one_device_trains_as_torch_and_eight_as_one() -> None:
     compare(eight.arrays, one.arrays, tolerance=2e-3)
 
 
+@pytest.mark.slow
 def test_every_all_reduce_and_sharding_gives_the_same_training() -> None:
     """LARS: groups of two devices, or parts of a batch on one; unsharded or sharded steps; one call or three."""
     flat = document(ALEXNET, span=8, side=63, optimizer=LARS)

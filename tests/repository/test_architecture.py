@@ -276,6 +276,7 @@ print(json.dumps([name for name in json.load(sys.stdin) if missing(name)]))
 """
 
 
+@pytest.mark.slow
 def test_names_of_modules_in_strings_and_texts_exist() -> None:
     """Processes are started by module name, and tests replace members by name: a rename does not see those."""
     names = named_modules()

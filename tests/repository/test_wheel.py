@@ -99,6 +99,7 @@ def outside(tmp_path: Path, *command: str | Path) -> "subprocess.CompletedProces
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_data_file_and_nothing_else(source: Path, wheel: Path) -> None:
     expected = {
         f"{target}/{path.relative_to(source / folder)}"

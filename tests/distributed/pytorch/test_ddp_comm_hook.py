@@ -146,6 +146,7 @@ def test_a_missing_peer_fails_after_the_timeout(run_world: Any) -> None:
     assert 3 < waited < 30
 
 
+@pytest.mark.slow
 def test_the_documented_loop_runs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "all-reduce.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -47,7 +47,7 @@ def document(workspace: Path, run: str, model: dict[str, Any], **changes: Any) -
     )
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", ["vit", "convnext", "efficientnet", pytest.param("regnet", marks=pytest.mark.slow)])
 def test_a_resumed_training_ends_with_the_same_bits(
     kind: str, run_world: Any, make_shard_set: Any, tmp_path: Path
 ) -> None:

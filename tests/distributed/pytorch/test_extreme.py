@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from podscale.config import RunConfig
@@ -41,6 +42,7 @@ def looking(session: PyTorchTrainer, seen: list[Values]) -> None:
     session.evaluator.evaluate = measure_and_look  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_both_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
 

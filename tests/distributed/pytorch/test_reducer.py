@@ -75,7 +75,7 @@ def everything(world: World) -> dict[Any, list[Tensor]]:
     return results
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_averages_equal_the_oracles_on_every_rank(run_world: Any, size: int) -> None:
     ranks = run_world(size, everything)
     expected = {parts: oracle(size, parts) for parts in (1, 3)}

@@ -124,6 +124,7 @@ def test_training_learns_and_writes_all_its_files(run_world: Any, make_shard_set
     assert [event for event in events if event not in by_chance] == ["start", "startup", "goodput", "done"]
 
 
+@pytest.mark.slow
 def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     """Stopped in the middle of an epoch, on 2 and on 4 ranks, with options that have state."""
     shards = make_shard_set()

@@ -26,6 +26,7 @@ def stuck(calm: Path) -> Iterator[Command]:
     command.kill()
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_in_its_loader_is_named(stuck: Command, calm: Path) -> None:
     run = calm / "runs" / "stuck"
     stuck.wait_for_steps(run, 20)

@@ -62,6 +62,7 @@ def assert_whole(run: Path) -> None:
         read_snapshot(entry)  # checks the hashes
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, calm: Path) -> None:
     run = calm / "runs" / "small"
 

@@ -67,6 +67,7 @@ def test_a_rank_is_lost_in_training(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_pods_with_different_documents_are_refused(start: Start, calm: Path) -> None:
     """Two pods of two nodes; the second has another bucket size.
 

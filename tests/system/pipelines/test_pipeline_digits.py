@@ -122,6 +122,7 @@ def test_outputs_are_typed_artifacts(calm: Path) -> None:
     assert max(sizes) < 20_000, "large data went through an artifact"
 
 
+@pytest.mark.slow
 def test_a_second_run_repeats_no_stage_and_another_document_is_refused(workspace: Path) -> None:
     run = workspace / "runs" / "calm"
     before = written(run)

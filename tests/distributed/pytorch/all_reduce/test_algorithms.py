@@ -83,7 +83,7 @@ def everything(world: World) -> dict[tuple[Case, int], Tensor]:
     return means
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4, 8])
+@pytest.fixture(scope="module", params=[2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def worlds(
     request: pytest.FixtureRequest, run_world: Any, short_messages: None
 ) -> list[dict[tuple[Case, int], Tensor]]:

@@ -192,7 +192,7 @@ def check_shampoo(ranks: list[Any]) -> None:
         assert moments == pytest.approx(roots + roots / len(ranks), rel=0.02)
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 8))])
 def test_a_sharded_step_equals_the_unsharded_one(run_world: Any, size: int) -> None:
     ranks = run_world(size, whole_and_sharded)
     if size < 8:

@@ -15,6 +15,7 @@ from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile
 ROOT = Path(__file__).resolve().parents[4]
 
 
+@pytest.mark.slow
 def test_crops_have_the_pixels_of_pil_to_the_bit() -> None:
     """Larger, smaller, one axis, a square of the centre, padded; mirrored or not; both filters."""
     skip_without_interpreter()

@@ -105,6 +105,7 @@ def test_a_layer_runs_fused_where_the_kernels_apply(change: dict[str, Any], x: t
     assert norm.runs_fused(x) is runs
 
 
+@pytest.mark.slow
 def test_a_network_of_fused_layers_equals_one_of_separate_operations() -> None:
     """Blocks with and without projection, of each kind; outputs, and gradients of all parameters."""
     assert interpret("-c", NETWORKS) == "equal"
