@@ -29,7 +29,7 @@ SUITE = $(BIN)/python -m pytest -n $(WORKERS) $(SUITE_OPTIONS)
 test: .venv/.dev ## run the tests in WORKERS processes, one file at a time (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)
 
-test-slow: .venv/.dev ## run the slow tests: whole runs that are killed, starved or repeated, in four minutes
+test-slow: .venv/.dev ## run the slow tests: whole runs that are killed, starved or repeated, in seven minutes
 	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository tests/unit/pytorch tests/unit/data/loaders $(ARGS)
 
 test-examples: .venv/.dev ## run the commands of the tutorials and the small form of every benchmark, in three minutes
