@@ -193,24 +193,17 @@ def export(document: str, shard_set: Any, exported: Any, page: Any = None) -> No
         directory = RunDirectory.for_config(config).exports
         Path(exported.path).mkdir(parents=True, exist_ok=True)
         for name in config.export.file_names:
-            report = _check_report(directory / name)
+            report = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
             for file in (name, f"{name}.json"):
                 _link_or_copy(str(directory / file), str(Path(exported.path) / file))
+            model = {key: report[key] for key in ("run", "model", "weights_sha256")}
             kept = ("sha256", "opset", "input", "output", "quantization")
-            exported.metadata.update({f"{name}: {key}": report[key] for key in kept if report[key] is not None})
-            exported.metadata |= {key: report[key] for key in ("run", "model", "weights_sha256")}
+            properties = {key: report[key] for key in kept if report[key] is not None}
+            exported.metadata |= model | {f"{name}: {key}": value for key, value in properties.items()}
+            if page is not None and name == config.export.page:
+                _link_or_copy(str(directory / name), str(page.path))
+                page.metadata |= model | properties | {"file": name}
         exported.metadata.update(framework="+".join(config.export.formats), location=str(directory))
-        if page is not None and (shown := config.export.page) is not None:
-            _link_or_copy(str(directory / shown), str(page.path))
-            report = _check_report(directory / shown)
-            kept = ("run", "model", "weights_sha256", "sha256", "quantization")
-            page.metadata.update(file=shown, **{key: report[key] for key in kept})
-
-
-def _check_report(file: Path) -> dict[str, Any]:
-    """Return the report of the check of an exported file."""
-    report: dict[str, Any] = json.loads(file.with_name(f"{file.name}.json").read_text(encoding="utf-8"))
-    return report
 
 
 def cells(study: str, series: int) -> None:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from podscale.api.documents import Document, load
 from podscale.api.launch_display import LaunchDisplay, RecordForwarder
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from podscale.pipelines.stage_runners import StageRunner
 
 RunnerName = Literal["process", "docker"]
-RUNNERS: tuple[RunnerName, ...] = get_args(RunnerName)
-"""Names of the runners of stages: processes of this machine, or containers of `launch.image`."""
+RUNNERS: dict[RunnerName, Literal["here", "containers"]] = {"process": "here", "docker": "containers"}
+"""Target of the preflight by runner of stages: processes of this machine, or containers of `launch.image`."""
 
 _pipeline_lock = threading.Lock()
 
@@ -89,7 +89,8 @@ def run_pipeline(
     directory = RunDirectory.for_config(config)
     check_not_taken(directory.lease)
     with user_code(config):
-        preflight(config, "here" if runner == "process" else "containers", others=start_problems(config, fresh=fresh))
+        target = RUNNERS[runner]
+        preflight(config, target, others=start_problems(config, target, fresh=fresh))
     stages = _build_runner(config, runner)
     if not fresh:
         stage_outcomes.check_run_document(config)

@@ -35,7 +35,7 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
         *_stage_rows(config, fresh),
     ]
     text = "\n".join(f"{name:<11} {value}" for name, value in rows)
-    problems = [*find_problems(config, "here"), *start_problems(config, fresh=fresh)]
+    problems = [*find_problems(config, "here"), *start_problems(config, "here", fresh=fresh)]
     if problems:
         text += "\n\nThis run could not start:\n" + "\n".join(f"  - {problem}" for problem in problems)
     return text

@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env
 from podscale.util.files import file_sha256, write_atomically
@@ -63,6 +65,29 @@ def is_cached() -> bool:
         return False
 
 
+def runtime_problems(config: RunConfig) -> Iterator[InputError]:
+    """Yield the problem of a document's page before its training: no runtime here, and no way to get it."""
+    if config.export.page is None or is_cached():
+        return
+    name, archive = _npm_name(read_lock()), os.environ.get(env.WEB_RUNTIME)
+    writes = f"`npm pack {name}` writes"
+    if archive and not Path(archive).is_file():
+        hint = f"Put the archive there that {writes} (docs/how-to/export.md)."
+        yield InputError("no such file", field=env.WEB_RUNTIME, got=archive, hint=hint)
+    elif not archive and shutil.which("npm") is None:
+        yield InputError(
+            f"a page needs {name}, and there is no npm to fetch it",
+            field="export.formats",
+            got=list(config.export.formats),
+            hint=f"Set {env.WEB_RUNTIME} to the archive that {writes} on another machine (in pods: "
+            "launch.cluster.env; docs/how-to/export.md), or remove the page.",
+        )
+
+
+def _npm_name(lock: dict[str, Any]) -> str:
+    return f"{lock['package']}@{lock['version']}"
+
+
 def _cache_directory(lock: dict[str, Any]) -> Path:
     return env.cache_directory(f"{lock['package']}-{lock['version']}")
 
@@ -84,7 +109,7 @@ def _fill_cache(directory: Path, lock: dict[str, Any]) -> None:
 
 def _fetch(lock: dict[str, Any], scratch: Path) -> Path:
     """Fetch the package with npm, by the user's own settings of registry and proxy."""
-    npm, name = shutil.which("npm"), f"{lock['package']}@{lock['version']}"
+    npm, name = shutil.which("npm"), _npm_name(lock)
     offline = f"Set {env.WEB_RUNTIME} to the archive that `npm pack {name}` writes on another machine."
     if npm is None:
         raise InputError(f"needs npm to fetch {name}, which is not on the PATH", field=_FIELD, hint=offline)
@@ -106,9 +131,7 @@ def _read_archive(archive: Path, lock: dict[str, Any]) -> dict[str, bytes]:
     try:
         digest = hashlib.sha512(archive.read_bytes()).digest()
         if f"sha512-{base64.b64encode(digest).decode()}" != lock["integrity"]:
-            raise InputError(
-                problem, field=str(archive), hint=f"Fetch it with `npm pack {lock['package']}@{lock['version']}`"
-            )
+            raise InputError(problem, field=str(archive), hint=f"Fetch it with `npm pack {_npm_name(lock)}`")
         with tarfile.open(archive) as members:
             contents = {}
             for name, sha256 in lock["files"].items():

@@ -2,18 +2,29 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from podscale.config import RunConfig
 from podscale.config.preflight.storage import shard_set_counts
 from podscale.config.start import WEIGHT_SCHEMES
 from podscale.errors import InputError
+from podscale.export.web_runtime import runtime_problems
 from podscale.runs import RunDirectory, dataset_directory, stage_outcomes
 from podscale.runs.checkpoint.format import complete_entries
 from podscale.training.memory_check import training_problems
 
 
-def start_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
-    """Yield the problems of the model, its initial weights and its memory, unless the training is finished."""
+def start_problems(config: RunConfig, target: Literal["here", "containers"], *, fresh: bool) -> Iterator[InputError]:
+    """Yield the problems of a run that this machine starts.
+
+    They are those of its page, and those of the model, its initial weights and its memory unless the training is
+    finished.
+
+    Args:
+        target: software of the stages: of this machine, or of an image, which is checked in the container.
+    """
+    if target == "here":
+        yield from runtime_problems(config)
     shard_set = dataset_directory(config.run.workspace, config.data)
     if fresh or not shard_set_counts(config) or not stage_outcomes.finished_outcome(config, "train", shard_set):
         yield from training_problems(config, known_data(config)[1])

@@ -304,10 +304,12 @@ def _supervise_with_code(
     lease: Lease | None,
     output: "StageOutput | None",
 ) -> "StageResult":
+    from podscale.export.web_runtime import runtime_problems
     from podscale.launch import supervisor
 
     target = preflight_target()
-    preflight(config, target, shard_set, _training_problems(config, target) if stage == "train" else ())
+    training = _training_problems(config, target) if stage == "train" else ()
+    preflight(config, target, shard_set, [*runtime_problems(config), *training])
     if stage == "evaluate":
         _check_models(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease, output=output)

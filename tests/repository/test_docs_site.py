@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from podscale.version import VERSION
-from tests.support.browser import Browser, browser, find_browser
+from tests.support.browser import Browser, browser, browser_or_skip
 from tools.docs_site import (
     Site,
     address_of,
@@ -139,19 +139,14 @@ def served(site_folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    program = browser_or_skip()
     with browser(program) as found:
         yield found
 
 
 def requested(tab: Browser) -> list[str]:
-    """The addresses that the page asked for, data: and blob: apart."""
-    sent = [
-        event["params"]["request"]["url"] for event in tab.events if event.get("method") == "Network.requestWillBeSent"
-    ]
-    return [address for address in sent if not address.startswith(("data:", "blob:"))]
+    """Return the addresses that the page asked for, except `data:` and `blob:`."""
+    return [address for address in tab.requests() if not address.startswith("blob:")]
 
 
 def wait_for(tab: Browser, script: str, value: object, seconds: float = 20) -> bool:

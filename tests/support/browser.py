@@ -1,4 +1,4 @@
-"""Headless Chromium driven over its debugging pipe: no driver, no port, standard library only."""
+"""Headless Chromium driven over its debugging pipe: no driver, no port."""
 
 import base64
 import json
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -34,6 +36,14 @@ FLAGS = [
 def find_browser() -> str | None:
     """Return the path of an installed Chromium."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def browser_or_skip() -> str:
+    """Return the path of an installed Chromium; skips the test without one."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    return program
 
 
 class Browser:
@@ -81,6 +91,11 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def requests(self) -> list[str]:
+        """Return the addresses that the page asked for since it was opened, except `data:`."""
+        sent = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return [address for address in sent if not address.startswith("data:")]
 
     def screenshot(self, path: Path, *, width: int = 1280) -> None:
         """Return the whole page as a PNG."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from podscale.export.web_runtime import is_cached
-from tests.support.browser import Browser, browser, find_browser
+from tests.support.browser import Browser, browser, browser_or_skip
 
 BATCH = 20
 """Images that are sent to the page at once."""
@@ -48,8 +48,7 @@ class Frame:
 
     def requests(self) -> list[str]:
         """Return the addresses that the page asked for outside of itself."""
-        sent = [e["params"]["request"]["url"] for e in self._tab.events if e["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith(("file:", "data:", "blob:"))]
+        return [address for address in self._tab.requests() if not address.startswith(("file:", "blob:"))]
 
     def _of_each(self, images: Sequence[bytes], script: str, options: str = "null") -> list[Any]:
         """Return the values of an expression of `blob`, `encode` and `options`."""
@@ -71,11 +70,9 @@ def _pixels(text: str) -> npt.NDArray[np.uint8]:
     return pixels.reshape(side, side, 3)
 
 
-def browser_or_skip() -> str:
+def page_browser_or_skip() -> str:
     """Return the path of Chromium; skips if it or onnxruntime-web is missing."""
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    program = browser_or_skip()
     if not is_cached():
         pytest.skip("onnxruntime-web is not in the cache; `podscale export --format html` fetches it with npm")
     return program

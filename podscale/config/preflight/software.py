@@ -1,10 +1,8 @@
 """Preflight checks of installed packages: the engine, the loader and the trackers."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
 from podscale.config.outside_code import plugin_problems
@@ -12,9 +10,6 @@ from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env, host_info
 from podscale.util.formatting import join_words
-
-WEB_PACKAGE = "onnxruntime-web"
-"""Package of npm with the runtime of pages."""
 
 
 def software_problems(document: RunConfig) -> Iterator[InputError]:
@@ -81,26 +76,6 @@ def _export_problems(document: RunConfig) -> Iterator[InputError]:
         hint = f"{advice}, or set export.formats=[] and export elsewhere."
         problem = f"needs {join_words(missing)}, not installed here"
         yield InputError(problem, field="export.formats", got=list(formats), hint=hint)
-    if document.export.page is not None:
-        yield from _page_problems(document)
-
-
-def _page_problems(document: RunConfig) -> Iterator[InputError]:
-    """Yield a missing runtime of pages: neither in the user's cache, nor an archive, nor npm to fetch it."""
-    if any(env.cache_directory("").glob(f"{WEB_PACKAGE}-*")):
-        return
-    archive, writes = os.environ.get(env.WEB_RUNTIME), f"`npm pack {WEB_PACKAGE}@VERSION` writes"
-    if archive and not Path(archive).is_file():
-        hint = f"Put the archive there that {writes} (docs/how-to/export.md)."
-        yield InputError("no such file", field=env.WEB_RUNTIME, got=archive, hint=hint)
-    elif not archive and shutil.which("npm") is None:
-        yield InputError(
-            f"a page needs {WEB_PACKAGE}, and there is no npm to fetch it",
-            field="export.formats",
-            got=list(document.export.formats),
-            hint=f"Set {env.WEB_RUNTIME} to the archive that {writes} on another machine (in pods: "
-            "launch.cluster.env; docs/how-to/export.md), or remove the page.",
-        )
 
 
 def _tracker_problems(document: RunConfig) -> Iterator[InputError]:

@@ -18,13 +18,13 @@ class DecodedCache:
     """
 
     def __init__(self, split: Split, images: ImageStore | None = None) -> None:
-        self._split, self.store = split, images or OwnImages()
+        self._split, self._store = split, images or OwnImages()
         self._sizes = split.column("height"), split.column("width")
         self._thread_local = threading.local()
 
     @property
     def cached_bytes(self) -> int:
-        return self.store.cached_bytes
+        return self._store.cached_bytes
 
     def __call__(self, row: int, rows: int | None = None) -> Pixels:
         """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
@@ -32,33 +32,33 @@ class DecodedCache:
         The pixels are read-only and valid until the thread's next call. Raises BadRecord if the image cannot be decoded
         or its size is not that of the index.
         """
-        cached = self.store.find(row)
+        cached = self._store.find(row)
         if isinstance(cached, np.ndarray):
             return cached
         height, width = self._image_size(row)
         keeps = cached is None and self.has_room(row)
         asked = height if keeps or rows is None else rows
         pixels = decode_rows(self._split.read(row), height, width, asked, self._buffer(self._pixel_bytes(row)))
-        if keeps and self.store.keep(row, pixels):
-            kept = self.store.find(row)
+        if keeps and self._store.keep(row, pixels):
+            kept = self._store.find(row)
             return kept if isinstance(kept, np.ndarray) else pixels
         return pixels
 
     def find(self, row: int) -> Image | None:
         """Return an image that is kept: its pixels, uint8 [height, width, 3], or its coefficients."""
-        return self.store.find(row)
+        return self._store.find(row)
 
     def has_room(self, row: int) -> bool:
         """Return True if the pixels of an image fit now."""
-        return self._pixel_bytes(row) <= self.store.free_bytes
+        return self._pixel_bytes(row) <= self._store.free_bytes
 
     def coefficient_limit(self, row: int) -> int:
         """Return the bytes that the coefficients of an image may have: those of its pixels, and those that are free."""
-        return min(self._pixel_bytes(row), self.store.free_bytes)
+        return min(self._pixel_bytes(row), self._store.free_bytes)
 
     def keep_coefficients(self, row: int, coefficients: Coefficients) -> bool:
         """Keep the coefficients of an image; return False if they do not fit."""
-        return self.store.keep(row, coefficients)
+        return self._store.keep(row, coefficients)
 
     def _image_size(self, row: int) -> tuple[int, int]:
         height, width = (int(size[row]) for size in self._sizes)

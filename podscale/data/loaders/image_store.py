@@ -120,9 +120,9 @@ class SharedImages:
 
 def open_image_store(split: Split, limit_bytes: int) -> ImageStore:
     """Return the store of a training loader: the node's shared memory, else one of up to `limit_bytes`."""
-    path = os.environ.get(env.DECODED_CACHE)
     if not limit_bytes:
         return OwnImages()
+    path = os.environ.get(env.DECODED_CACHE)
     if not path:
         if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
             log.warning("each process has its own decoded cache, because the supervisor has no memory to share")

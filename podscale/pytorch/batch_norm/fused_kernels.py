@@ -18,10 +18,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
-def _moments_kernel(  # type: ignore[no-untyped-def]
-    x, means, squares, rows, channels, chunk, block_rows: tl.constexpr, block_channels: tl.constexpr
-):
+@triton.jit(do_not_specialize=["rows", "chunk"])
+def _moments_kernel(x, means, squares, rows, channels, chunk, block_rows: tl.constexpr, block_channels: tl.constexpr):
     """Write the mean and the sum of squared deviations of one chunk."""
     part = tl.program_id(0)
     c = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
@@ -47,8 +45,8 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     tl.store(squares + part * channels + c, tl.sum(squared, 0) - total * total / count, mask=c < channels)
 
 
-@triton.jit(do_not_specialize=["rows", "chunk", "parts"])  # type: ignore[untyped-decorator]
-def _finish_moments_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "chunk", "parts"])
+def _finish_moments_kernel(
     means,
     squares,
     weight,
@@ -101,22 +99,22 @@ def _finish_moments_kernel(  # type: ignore[no-untyped-def]
         tl.store(running_var + c, average + momentum * (unbiased - average), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def pack_mask(value, block_rows: tl.constexpr, block_channels: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def pack_mask(value, block_rows: tl.constexpr, block_channels: tl.constexpr):
     """Return a bit for each value that is not 0, uint8 [block_rows, block_channels / 8]."""
     eight = tl.reshape(tl.where(value == 0.0, 0, 1), [block_rows, block_channels // 8, 8])
     return tl.sum(eight << tl.arange(0, 8)[None, None, :], 2).to(tl.uint8)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def apply_mask(g, packed, block_rows: tl.constexpr, block_channels: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def apply_mask(g, packed, block_rows: tl.constexpr, block_channels: tl.constexpr):
     """Return `g` [block_rows, block_channels], or 0 if the bit in `packed` by `pack_mask` is 0."""
     alive = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
     return tl.where(tl.reshape(alive, [block_rows, block_channels]) == 0, 0.0, g)
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _normalise_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])
+def _normalise_kernel(
     x,
     scale,
     shift,
@@ -150,8 +148,8 @@ def _normalise_kernel(  # type: ignore[no-untyped-def]
         tl.store(bits + at, packed, mask=(r < rows)[:, None] & (byte < channels // 8)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
-def _gradient_sums_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "chunk"])
+def _gradient_sums_kernel(
     gradient,
     second_gradient,
     x,
@@ -205,8 +203,8 @@ def _gradient_sums_kernel(  # type: ignore[no-untyped-def]
     tl.store(products + part * channels + c, tl.sum(product, 0), mask=c < channels)
 
 
-@triton.jit(do_not_specialize=["rows", "parts"])  # type: ignore[untyped-decorator]
-def _finish_gradient_sums_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "parts"])
+def _finish_gradient_sums_kernel(
     sums,
     products,
     invstd,
@@ -244,8 +242,8 @@ def _finish_gradient_sums_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + channels + c, sum_product.to(tl.float32), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _input_gradient_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])
+def _input_gradient_kernel(
     gradient,
     x,
     mean,

@@ -22,14 +22,14 @@ from podscale.pytorch.batch_norm import fused_kernels
 
 
 @triton.jit
-def _activate(value, scale, shift):  # type: ignore[no-untyped-def]
+def _activate(value, scale, shift):
     """Return max(0, value * scale + shift), rounded to the dtype of `value`; NaN passes."""
     result = value.to(tl.float32) * scale + shift
     return tl.where(result <= 0.0, 0.0, result).to(value.dtype)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _strided_rows(r, height, width, full_height, full_width, stride: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _strided_rows(r, height, width, full_height, full_width, stride: tl.constexpr):
     """Return the rows, int64, of the pixels in the full images that strided images of [height, width] take."""
     if stride == 1:
         return r.to(tl.int64)
@@ -38,8 +38,8 @@ def _strided_rows(r, height, width, full_height, full_width, stride: tl.constexp
     return pixel + r % width * stride
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _product(  # type: ignore[no-untyped-def]
+@triton.jit
+def _product(
     x,
     weight,
     scale,
@@ -86,8 +86,8 @@ def _product(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])
+def _gemm_forward_kernel(
     x,
     weight,
     scale,
@@ -136,8 +136,8 @@ def _gemm_forward_kernel(  # type: ignore[no-untyped-def]
     tl.store(squares + part * outputs + n, tl.sum(difference * difference, 0))
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])
+def _gemm_data_gradient_kernel(
     gradient,
     weight,
     second_gradient,
@@ -212,8 +212,8 @@ def _gemm_data_gradient_kernel(  # type: ignore[no-untyped-def]
         tl.store(products + part * outputs + n, tl.sum(g * (value - tl.load(mean + n)[None, :]), 0))
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])  # type: ignore[untyped-decorator]
-def _gemm_merge_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def _gemm_merge_kernel(
     first_in,
     second_in,
     first_out,
@@ -245,8 +245,8 @@ def _gemm_merge_kernel(  # type: ignore[no-untyped-def]
     tl.store(second_out + at, tl.sum(second, 0), mask=c < channels)
 
 
-@triton.jit(do_not_specialize=["rows", "chunk"])  # type: ignore[untyped-decorator]
-def _gemm_weight_gradient_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "chunk"])
+def _gemm_weight_gradient_kernel(
     gradient,
     x,
     scale,
@@ -290,8 +290,8 @@ def _gemm_weight_gradient_kernel(  # type: ignore[no-untyped-def]
     tl.store(partial + part.to(tl.int64) * outputs * inputs + n[:, None] * inputs + k[None, :], total)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gemm_add_splits_kernel(partial, out, elements, splits, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _gemm_add_splits_kernel(partial, out, elements, splits, block: tl.constexpr):
     """Write the sum of all splits."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     total = tl.zeros([block], tl.float32)

@@ -15,7 +15,7 @@ from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.preparation import ImagePreparer
 from podscale.runs.predictions import read_predictions
 from tests.support.commands import copy_workspace
-from tests.support.demo_frame import Frame, browser_or_skip, demo_frame
+from tests.support.demo_frame import Frame, demo_frame, page_browser_or_skip
 from tests.support.shard_set import encode_image, smooth_pixels
 
 SHAPES = [(33, 57), (301, 200), (9, 9), (400, 60)]
@@ -23,7 +23,7 @@ SHAPES = [(33, 57), (301, 200), (9, 9), (400, 60)]
 
 
 def test_the_page_agrees_with_the_evaluation(calm: Path, tmp_path: Path) -> None:
-    program = browser_or_skip()
+    program = page_browser_or_skip()
     copy_workspace(calm, tmp_path)
     run = tmp_path / "runs" / "calm"
     (shards,) = (path for path in (tmp_path / "datasets").iterdir() if path.is_dir())

@@ -17,7 +17,7 @@ from podscale.prediction.model import build_classifier, open_model
 from podscale.prediction.preparation import ImagePreparer
 from podscale.runs.predictions import read_predictions
 from tests.support.commands import podscale, set_options
-from tests.support.demo_frame import browser_or_skip, demo_frame
+from tests.support.demo_frame import demo_frame, page_browser_or_skip
 
 IMAGES = 500
 AGREEMENT = 0.99
@@ -37,7 +37,7 @@ SETTINGS = (
 
 @pytest.mark.slow
 def test_five_hundred_photographs(real_data: Path, tmp_path: Path) -> None:
-    program = browser_or_skip()
+    program = page_browser_or_skip()
     source = f"data.source={real_data / 'imagenette224.tar'}"
     ended = podscale(tmp_path, "run", "imagenette", *set_options(source, *SETTINGS))
     assert ended.code == 0, ended.err
@@ -75,9 +75,9 @@ def test_five_hundred_photographs(real_data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_photographs_as_they_were_taken(real_data: Path, calm: Path, tmp_path: Path) -> None:
     """500 originals of ImageNet, of any size, with colour profiles and in gray, have the pixels of the evaluation."""
-    program = browser_or_skip()
+    program = page_browser_or_skip()
     with tarfile.open(real_data / "imagenet-500.tar") as archive:
-        images = [archive.extractfile(member).read() for member in archive if member.isfile()]  # type: ignore[union-attr]
+        images = [archive.extractfile(member).read() for member in archive if member.isfile()]
     assert len(images) == IMAGES
     page = export_model(calm / "runs" / "calm", ExportOptions(format="html", limit=50, out=tmp_path / "demo.html")).path
     prepare = ImagePreparer(loads("", overrides=["input.image_size=224", "evaluate.crop_fraction=0.875"]))

@@ -16,7 +16,7 @@ import pytest
 from podscale.errors import ExitCode
 from podscale.runs.checkpoint.format import complete_entries
 from tests.support.commands import Command, different, podscale, result, set_options
-from tests.support.demo_frame import browser_or_skip, demo_frame
+from tests.support.demo_frame import demo_frame, page_browser_or_skip
 from tests.support.serving import running_server
 
 FIRST = ("n01440764", "n02102040", "n02979186")
@@ -72,7 +72,7 @@ def write_folders(archive: Path, workspace: Path) -> None:
                 count[parts[2]] += 1
                 path = workspace / ("first" if parts[2] in FIRST else "second") / parts[2] / parts[3]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(tar.extractfile(member).read())  # type: ignore[union-attr]
+                path.write_bytes(tar.extractfile(member).read())
     assert list(count.values()) == [IMAGES] * 6
 
 
@@ -82,7 +82,7 @@ def events(printed: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_from_weights_to_one_class_everywhere(real_data: Path, tmp_path: Path, commands: list[Command]) -> None:
-    program = browser_or_skip()
+    program = page_browser_or_skip()
     write_folders(real_data / "imagenette224.tar", tmp_path)
     train(tmp_path, "run.id=first", "data.source=first", *COMMON)
     run(tmp_path, "export", "runs/first", "--format", "safetensors", "--out", "weights.safetensors")

@@ -2,23 +2,19 @@
 
 from pathlib import Path
 
-import pytest
-
 from podscale.prediction.contact_sheet import write_contact_sheet
 from podscale.prediction.predict import predicted_items
 from podscale.prediction.predictor import PredictOptions, Predictor
 from podscale.prediction.summary import PredictionSummary
 from podscale.runs import RunDirectory
-from tests.support.browser import browser, find_browser
+from tests.support.browser import browser, browser_or_skip
 from tests.support.prediction import odd_images, write_model_run
 
 HOSTILE = "<script>document.title='owned'</script>" + "x" * 80
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    program = browser_or_skip()
     config = write_model_run(tmp_path, classes=["ant", HOSTILE, "bee"])
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -38,7 +34,4 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
                 summary.sample
             )
             assert page.evaluate("document.title") != "owned"
-            requests = [
-                e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"
-            ]
-            assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+            assert [address for address in page.requests() if not address.startswith("file:")] == []

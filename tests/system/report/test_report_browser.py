@@ -13,7 +13,7 @@ from podscale.report import build_report
 from podscale.report.demo_page_link import update_demo_link, without_demo_link
 from podscale.runs import RunDirectory
 from podscale.util.files import file_sha256
-from tests.support.browser import Browser, browser, find_browser
+from tests.support.browser import Browser, browser, browser_or_skip
 from tests.support.digits_run import DIGITS, make_digits_run
 from tests.support.polling import until
 
@@ -42,9 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    program = browser_or_skip()
     with browser(program) as browser_page:
         yield browser_page
 
@@ -84,11 +82,6 @@ def complaints(page: Browser) -> list[str]:
     return [json.dumps(event) for event in page.events if event["method"] in kinds]
 
 
-def requests(page: Browser) -> list[str]:
-    sent = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
-    return [url for url in sent if not url.startswith("data:")]
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_in_a_sandboxed_frame(page: Browser, report: Path, width: int) -> None:
     path = framed(report)
@@ -107,7 +100,7 @@ def test_in_a_sandboxed_frame(page: Browser, report: Path, width: int) -> None:
     assert len(images) >= 30
     assert all(images)
     assert complaints(page) == []
-    assert requests(page) == [path.as_uri()]
+    assert page.requests() == [path.as_uri()]
     assert page.evaluate("document.title") == ""
 
 
@@ -121,7 +114,7 @@ def test_the_check_notices_a_script_and_a_request(page: Browser, report: Path) -
     assert isinstance(observed["width"], int)
     assert observed["width"] > 390
     assert any("boo" in entry for entry in complaints(page))
-    assert any("img-src" in entry or "x.png" in entry for entry in complaints(page) + requests(page))
+    assert any("img-src" in entry or "x.png" in entry for entry in complaints(page) + page.requests())
 
 
 def test_light_and_dark_differ(page: Browser, report: Path) -> None:
@@ -136,7 +129,7 @@ def test_alone_and_without_scripts(page: Browser, report: Path, tmp_path: Path) 
     try:
         page.open(copy, width=390)
         assert complaints(page) == []
-        assert requests(page) == [copy.as_uri()]
+        assert page.requests() == [copy.as_uri()]
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.evaluate("document.title") == "digits-softmax: Podscale report"
     finally:
@@ -161,15 +154,15 @@ def test_the_demo_page_is_loaded_when_the_user_asks_for_it(page: Browser, report
     demo = (run.exports / "demo.html").as_uri()
     page.open(run.report)
     assert complaints(page) == []
-    assert requests(page) == [run.report.as_uri()]
+    assert page.requests() == [run.report.as_uri()]
     assert page.evaluate("document.querySelector('#demo a').href") == demo
     page.evaluate("document.querySelector('#demo details').open = true")
-    assert requests(page) == [run.report.as_uri()]
+    assert page.requests() == [run.report.as_uri()]
     page.evaluate("document.querySelector('#demo details a').click()")
     until(lambda: page.evaluate("true") and complaints(page), 20)
     (message,) = complaints(page)
     assert "the demo ran" in message
-    assert requests(page) == [run.report.as_uri(), demo]
+    assert page.requests() == [run.report.as_uri(), demo]
     assert page.evaluate("document.querySelector('#demo iframe').getBoundingClientRect().height") > 400
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
     page.evaluate("void setTimeout(() => document.querySelector('#demo a').click())")  # answers before it navigates
@@ -188,7 +181,7 @@ def test_a_link_to_the_demo_page_leads_nowhere_in_a_sandboxed_frame(
     )
     until(lambda: page.evaluate("true") and complaints(page), 20)
     assert all("Not allowed to load local resource" in message for message in complaints(page))
-    assert not any("demo.html" in url for url in requests(page))
+    assert not any("demo.html" in url for url in page.requests())
     run.report.write_text(without_demo_link(run.report.read_text()))
     assert "demo.html" not in run.report.read_text()
     seen(page, framed(run.report), 1280)

@@ -261,27 +261,6 @@ def test_packages_of_the_export_stage_are_needed_before_the_training(tmp_path, m
     assert find_problems(document(tmp_path, "export.formats=[torchscript]"), "here") == []
 
 
-def test_the_runtime_of_a_page_is_needed_before_the_training(tmp_path, monkeypatch):
-    config = document(tmp_path, "export.formats=[html-int8]")
-    monkeypatch.setattr(software, "_is_installed", lambda name: True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(software.shutil, "which", lambda name: "/usr/bin/npm")
-    assert find_problems(config, "here") == []
-    monkeypatch.setattr(software.shutil, "which", lambda name: None)
-    error = only(config)
-    assert error.field == "export.formats"
-    assert "PODSCALE_WEB_RUNTIME" in error.hint
-    archive = tmp_path / "runtime.tgz"
-    monkeypatch.setenv("PODSCALE_WEB_RUNTIME", str(archive))
-    assert about(only(config)) == ("PODSCALE_WEB_RUNTIME", str(archive))
-    archive.touch()
-    assert find_problems(config, "here") == []
-    archive.unlink()
-    (tmp_path / "cache/podscale/onnxruntime-web-1.0.0").mkdir(parents=True)
-    assert find_problems(config, "here") == []
-    assert find_problems(document(tmp_path, "export.formats=[onnx]"), "here") == []
-
-
 def test_a_folder_that_wandb_left_is_no_package(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from podscale.config.preflight.software import WEB_PACKAGE
+from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.export import web_runtime
-from podscale.export.web_runtime import is_cached, load_web_runtime, read_lock
+from podscale.export.web_runtime import is_cached, load_web_runtime, read_lock, runtime_problems
 from podscale.util import env
 
 MODULE, PROGRAM = b"export default 1", b"\0asm"
@@ -86,6 +86,29 @@ def test_an_npm_that_fails_names_the_way_without_it(
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_missing_runtime_is_a_problem_before_the_training(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.model_validate({"export": {"formats": ["html-int8"]}})
+    install_npm(tmp_path / "bin", "exit 1", monkeypatch)
+    assert list(runtime_problems(config)) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (error,) = runtime_problems(config)
+    assert error.field == "export.formats"
+    assert env.WEB_RUNTIME in error.hint
+    assert list(runtime_problems(RunConfig.model_validate({"export": {"formats": ["onnx"]}}))) == []
+    monkeypatch.setenv(env.WEB_RUNTIME, str(tmp_path / "none.tgz"))
+    (error,) = runtime_problems(config)
+    assert (error.field, error.got) == (env.WEB_RUNTIME, str(tmp_path / "none.tgz"))
+    (tmp_path / "cache" / "podscale" / "small-1.2.2").mkdir(parents=True)
+    assert len(list(runtime_problems(config))) == 1, "another version is in the cache"
+    monkeypatch.setenv(env.WEB_RUNTIME, str(archive))
+    assert list(runtime_problems(config)) == []
+    load_web_runtime()
+    monkeypatch.delenv(env.WEB_RUNTIME)
+    assert list(runtime_problems(config)) == []
+
+
 def test_without_npm_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError) as refusal:
@@ -115,7 +138,7 @@ def test_the_lock_file_names_one_version_and_its_hashes() -> None:
 
 def test_the_docs_and_the_preflight_check_name_the_package_of_the_lock_file() -> None:
     lock, docs = read_lock(), Path(__file__).resolve().parents[3] / "docs" / "how-to"
-    assert lock["package"] == WEB_PACKAGE
+    assert lock["package"] == "onnxruntime-web"
     for page in ("export.md", "kfp.md"):
         assert f"npm pack {lock['package']}@{lock['version']}`" in (docs / page).read_text(encoding="utf-8")
     assert f"onnxruntime-web-{lock['version']}.tgz" in (docs / "kfp.md").read_text(encoding="utf-8")

@@ -1,9 +1,13 @@
 """Page of the benchmark of control on a large cluster: medians, ratios and slopes of its measurements."""
 
+import json
+import threading
 from argparse import Namespace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.control_scale.cluster import Cluster
 from benchmarks.control_scale.page import Level, Results, Waiting, slope, text
@@ -71,3 +75,30 @@ def test_a_cluster_that_ended_is_not_measured(tmp_path: Path, capsys: pytest.Cap
         Cluster(kubeconfig)
     assert error.value.code == UNAVAILABLE
     assert "does not answer" in capsys.readouterr().err
+
+
+class Groups(BaseHTTPRequestHandler):
+    """API server with JobSet alone."""
+
+    def do_GET(self) -> None:
+        version = {"groupVersion": "jobset.x-k8s.io/v1alpha2", "version": "v1alpha2"}
+        answer = json.dumps({"groups": [{"name": "jobset.x-k8s.io", "versions": [version]}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+def test_a_cluster_without_kueue_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kubeconfig = FakeCluster().kubeconfig(tmp_path / "kubeconfig")
+    content = yaml.safe_load(kubeconfig.read_text())
+    with HTTPServer(("127.0.0.1", 0), Groups) as server:
+        content["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{server.server_port}"
+        kubeconfig.write_text(yaml.safe_dump(content))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(SystemExit) as error:
+            Cluster(kubeconfig)
+        server.shutdown()
+    assert error.value.code == UNAVAILABLE
+    assert "has no kueue.x-k8s.io: make cluster-up" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_classes_are_known_from_the_document(tmp_path: Path, data: str, classes:
 
 
 def missing_files(config: RunConfig, *, fresh: bool = False) -> list[object]:
-    problems = start_problems(config, fresh=fresh)
+    problems = start_problems(config, "here", fresh=fresh)
     return [problem.got for problem in problems if problem.field == "train.start_from.weights"]
 
 
@@ -46,3 +46,13 @@ def test_a_missing_file_of_weights_is_a_problem_before_the_first_checkpoint_only
     assert missing_files(config) == []
     assert missing_files(config, fresh=True) == [str(weights)]
     assert missing_files(loads("train: {start_from: 'timm:convnext_atto.d2_in1k'}\n"), fresh=True) == []
+
+
+def test_the_runtime_of_a_page_is_needed_here_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = loads(f"run: {{workspace: {tmp_path}}}\nexport: {{formats: [html]}}\n")
+    assert [problem.field for problem in start_problems(config, "here", fresh=False)] == ["export.formats"]
+    assert list(start_problems(config, "containers", fresh=False)) == []

@@ -123,11 +123,11 @@ def test_a_finished_training_needs_no_memory(
     free(0.01)
     config = load(presets.resolve_preset("digits"), [f"run.workspace={tmp_path}"])
     make_shard_set(name=f"datasets/{data_fingerprint(config.data)}")
-    assert len(list(start_problems(config, fresh=False))) == 1
+    assert len(list(start_problems(config, "here", fresh=False))) == 1
     done = StageOutcome("train", 0, "", 1.0, "2026-01-01T00:00:00+00:00")
     monkeypatch.setattr(stage_outcomes, "finished_outcome", lambda config, stage, shard_set: done)
-    assert list(start_problems(config, fresh=False)) == []
-    assert len(list(start_problems(config, fresh=True))) == 1
+    assert list(start_problems(config, "here", fresh=False)) == []
+    assert len(list(start_problems(config, "here", fresh=True))) == 1
 
 
 @pytest.mark.parametrize("arguments", [["--dry-run"], []])

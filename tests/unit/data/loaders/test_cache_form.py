@@ -104,13 +104,13 @@ def test_a_full_cache_does_not_grow_and_packs_nothing(kinds, monkeypatch) -> Non
         list(loader.batches(0, EPOCH))
         full = loader.cached_bytes["decoded"]
         assert limit / 2 < full <= limit
-        kept = dict(loader._images.store._kept)
+        kept = dict(loader._images._store._kept)
         spy = Packed(monkeypatch)
         list(loader.batches(EPOCH, 4 * EPOCH))
         assert not spy.files
         assert all(loader._images.find(row) is image for row, image in kept.items()), "nothing is evicted"
         assert full <= loader.cached_bytes["decoded"] <= limit
-        assert loader.cached_bytes["decoded"] == sum(image.nbytes for image in loader._images.store._kept.values())
+        assert loader.cached_bytes["decoded"] == sum(image.nbytes for image in loader._images._store._kept.values())
 
 
 @needs_native
@@ -130,10 +130,10 @@ def test_coefficients_that_the_extension_refuses_are_decoded_from_the_file(kinds
     split = ShardSet.open(kinds).split("train")
     with open_loader(coefficients(LARGE), split) as loader:
         list(loader.batches(0, 2 * EPOCH))
-        damaged = [row for row, image in loader._images.store._kept.items() if isinstance(image, Coefficients)][:5]
+        damaged = [row for row, image in loader._images._store._kept.items() if isinstance(image, Coefficients)][:5]
         size = loader.cached_bytes["decoded"]
         for row in damaged:
-            loader._images.store._kept[row] = Coefficients(loader._images.find(row).packed[:-900])
+            loader._images._store._kept[row] = Coefficients(loader._images.find(row).packed[:-900])
         assert_same_batches(expected, list(loader.batches(2 * EPOCH, 3 * EPOCH)))
         assert loader.native_refusals["data"] > 0
         assert loader.cached_bytes["decoded"] == size
@@ -160,7 +160,7 @@ def test_the_form_with_the_higher_rate_is_chosen(limit_bytes, form, kinds, monke
         _, loader = train_and_close(config, kinds, 0, EPOCH)
     assert len(images) == 3
     assert f"the decoded cache keeps {form}. As pixels, " in caplog.text
-    kept = [isinstance(image, Coefficients) for image in loader._images.store._kept.values()]
+    kept = [isinstance(image, Coefficients) for image in loader._images._store._kept.values()]
     assert any(kept) == (form == "coefficients")
 
 
@@ -187,7 +187,7 @@ def test_without_the_extension_the_cache_keeps_pixels(kinds, monkeypatch, caplog
     _, loader = train_and_close(coefficients(LARGE), kinds, 0, EPOCH)
     assert type(loader) is PillowLoader
     assert "the decoded cache keeps pixels, because only the loader native keeps coefficients" in caplog.text
-    assert all(isinstance(image, np.ndarray) for image in loader._images.store._kept.values())
+    assert all(isinstance(image, np.ndarray) for image in loader._images._store._kept.values())
 
 
 def test_forms_that_make_no_sense() -> None:

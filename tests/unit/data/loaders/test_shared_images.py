@@ -112,7 +112,7 @@ def test_a_full_memory_does_not_grow(limit, mixed, monkeypatch) -> None:
         found, loader = train_and_close(cached, mixed, 0, 3 * EPOCH)
     assert_same_batches(expected, found)
     assert limit / 2 < loader.cached_bytes["decoded"] <= limit
-    assert loader._images.store.limit_bytes == limit - 4096 - 48 * 8
+    assert loader._images._store.limit_bytes == limit - 4096 - 48 * 8
 
 
 def test_two_processes_that_write_the_same_rows(split, shared) -> None:
