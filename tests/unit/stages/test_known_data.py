@@ -11,6 +11,8 @@ from podscale.runs.checkpoint import CheckpointStore, Retention, RunIdentity, Sn
 from podscale.stages.known_data import known_data, start_problems
 
 IDENTITY = RunIdentity({}, "c" * 64, "f" * 16)
+SMALL_STEP = "model: {name: resnet18}\ninput: {image_size: 32}\ntrain: {global_batch: 8}\n"
+"""A step that fits the memory of every machine."""
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,6 @@ def test_the_runtime_of_a_page_is_needed_here_before_the_training(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    config = loads(f"run: {{workspace: {tmp_path}}}\nexport: {{formats: [html]}}\n")
+    config = loads(f"run: {{workspace: {tmp_path}}}\nexport: {{formats: [html]}}\n{SMALL_STEP}")
     assert [problem.field for problem in start_problems(config, "here", fresh=False)] == ["export.formats"]
     assert list(start_problems(config, "containers", fresh=False)) == []
