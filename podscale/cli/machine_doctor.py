@@ -184,9 +184,10 @@ def _check_native_extension() -> CheckResult:
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"
         return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt, or any from 11 to 13")
-    if not native.has_avx2():
-        return CheckResult(subject, "note", "slower: this processor has no AVX2", "none: the pixels are the same")
-    return CheckResult(subject, "ok", "with AVX2")
+    if (kernels := native.kernels()) == "portable":
+        found = "slower: this processor has neither AVX2 nor NEON"
+        return CheckResult(subject, "note", found, "none: the pixels are the same")
+    return CheckResult(subject, "ok", f"with {kernels.upper()}")
 
 
 def _check_engine() -> Iterator[CheckResult]:
