@@ -30,7 +30,7 @@ test: .venv/.dev ## run the tests in WORKERS processes, one file at a time (ARGS
 	@$(SUITE) $(ARGS)
 
 test-slow: .venv/.dev ## run the slow tests: whole runs that are killed, starved or repeated, in seven minutes
-	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository tests/unit/pytorch tests/unit/data/loaders $(ARGS)
+	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository tests/unit/pytorch tests/unit/data $(ARGS)
 
 test-examples: .venv/.dev ## run the commands of the tutorials and the small form of every benchmark, in three minutes
 	@PODSCALE_TEST_EXAMPLES=1 $(SUITE) tests/system/test_tutorials.py tests/system/test_notebooks.py tests/repository/test_benchmarks.py $(ARGS)

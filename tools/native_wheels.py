@@ -34,7 +34,7 @@ def missing_targets() -> list[str]:
 
 
 def build(folder: Path, root: Path = ROOT) -> list[Path]:
-    """Build a wheel for each kind of machine into a folder, checked against its platform tag; return them."""
+    """Build a wheel for each kind of machine into a folder, with the platform tag of the libraries that it needs."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",  # cargo-zigbuild finds zig, auditwheel patchelf
@@ -53,8 +53,7 @@ def _build_one(machine: str, source: Path, scratch: Path, folder: Path, environm
     options = ["--no-deps", "--no-build-isolation", "--wheel-dir", built]
     of_machine = {"CARGO_BUILD_TARGET": f"{target(machine)}.{GLIBC}", "_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
     run(sys.executable, "-m", "pip", "wheel", *options, source, environment=environment | of_machine)
-    platform = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
-    repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat", "--wheel-dir", checked]
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir", checked]
     run(*repair, next(built.glob("*.whl")), environment=environment)
     wheel = next(checked.glob("*.whl"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -179,7 +179,7 @@ def _check_native_extension() -> CheckResult:
     subject = "native decoder"
     if not native.is_installed():
         found = "not installed: images for CPUs are decoded at less than half the speed, with the same pixels"
-        advice = "install cargo (Rust 1.87 or later), then podscale from its source, not from a wheel"
+        advice = "install the wheel of Podscale for this kind of machine, or cargo (Rust 1.87 or later) and its source"
         return CheckResult(subject, "note", found, advice)
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"

@@ -24,8 +24,10 @@ ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     if find_spec("ziglang") is None:
         pytest.skip("not installed: ziglang; make .venv/.wheels")
-    if shutil.which("rustc") is None or (missing := native_wheels.missing_targets()):
-        pytest.skip(f"not installed: Rust{' for ' + ', '.join(missing) if shutil.which('rustc') else ''}")
+    if shutil.which("rustc") is None:
+        pytest.skip("no Rust here")
+    if missing := native_wheels.missing_targets():
+        pytest.skip(f"no Rust for {' and '.join(missing)}: rustup target add {' '.join(missing)}")
     return native_wheels.build(tmp_path_factory.mktemp("dist"))
 
 

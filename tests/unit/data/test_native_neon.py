@@ -52,12 +52,12 @@ def program() -> Path:
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"{EMULATOR} is not on the PATH (qemu-user)")
     if shutil.which("rustc") is None:
-        pytest.skip("not installed: rustc")
+        pytest.skip("no Rust here")
     libraries = subprocess.run(
         ["rustc", "--print", "target-libdir", "--target", TARGET], capture_output=True, text=True, check=True
     )
     if not Path(libraries.stdout.strip()).is_dir():
-        pytest.skip(f"not installed: Rust for {TARGET}; rustup target add {TARGET}")
+        pytest.skip(f"no Rust for {TARGET}: rustup target add {TARGET}")
     options = ["--release", "--no-default-features", "--locked", "--example", "crops", "--target", TARGET]
     subprocess.run(["cargo", "build", "--quiet", *options], cwd=NATIVE, check=True)
     return NATIVE / "target" / TARGET / "release/examples/crops"
