@@ -132,9 +132,10 @@ impl Version {
             return Version::Avx2;
         }
         #[cfg(target_arch = "aarch64")]
-        return Version::Neon; // every such processor has it
-        #[allow(unreachable_code)]
-        Version::Portable
+        let others = Version::Neon; // part of every such processor
+        #[cfg(not(target_arch = "aarch64"))]
+        let others = Version::Portable;
+        others
     }
 
     pub fn name(self) -> &'static str {
