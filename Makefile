@@ -30,7 +30,7 @@ test: .venv/.dev ## run the tests in WORKERS processes, one file at a time (ARGS
 	@$(SUITE) $(ARGS)
 
 test-slow: .venv/.dev ## run the slow tests: whole runs that are killed, starved or repeated, in seven minutes
-	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository tests/unit/pytorch tests/unit/data/loaders $(ARGS)
+	@PODSCALE_TEST_SLOW=1 $(SUITE) -m slow tests/system tests/jax tests/distributed tests/repository tests/unit/pytorch tests/unit/data $(ARGS)
 
 test-examples: .venv/.dev ## run the commands of the tutorials and the small form of every benchmark, in three minutes
 	@PODSCALE_TEST_EXAMPLES=1 $(SUITE) tests/system/test_tutorials.py tests/system/test_notebooks.py tests/repository/test_benchmarks.py $(ARGS)
@@ -100,6 +100,9 @@ images: ## build the container images with podman or docker (IMAGES="base tools"
 dist: .venv/.dev ## build the wheel, the source distribution, the chart and the SBOM of this commit into dist/
 	@$(BIN)/python -m tools.distribution
 
+wheels: .venv/.dev .venv/.wheels ## build wheels with the native decoder for x86-64 and ARM into dist/; needs cargo (rustup target add aarch64-unknown-linux-gnu)
+	@$(BIN)/python -m tools.native_wheels
+
 release: .venv/.dev ## do the same, and refuse a commit that is not a release (docs/how-to/release.md)
 	@$(BIN)/python -m tools.distribution --release
 
@@ -130,7 +133,7 @@ clean: ## remove the environments, the native extension, the caches and the outp
 
 # The environment is installed from hash-pinned files only. A stamp that is older than its requirement file triggers the
 # installation, so a second `make` takes no time. So does a change of the extension, which is built if cargo is there.
-NATIVE := native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs)
+NATIVE := native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs native/src/*/*.rs)
 .venv/bin/python .venv-oldest/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "podscale needs Python 3.11 or later. Choose one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@echo "creating $* with $$($(PYTHON) --version)"
@@ -144,6 +147,9 @@ NATIVE := native/Cargo.toml native/Cargo.lock $(wildcard native/src/*.rs)
 
 .venv/.docs: requirements/docs.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv/bin/python
 	@tools/install.sh docs
+
+.venv/.wheels: requirements/wheels.txt | .venv/.dev
+	@tools/install.sh wheels
 
 .venv-oldest/.oldest: requirements/oldest.txt requirements/build.txt pyproject.toml setup.py $(NATIVE) | .venv-oldest/bin/python
 	@tools/install.sh oldest

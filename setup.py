@@ -64,6 +64,8 @@ class BuildWithVersion(build_py):
             target.write_text(f'"""Version of this build."""\n\nVERSION = "{version}"\n', encoding="utf-8")
 
 
+EXTENSIONS = native_extensions()
+
 setup(
     # A copy without git, such as the build context of an image, has RELEASE; a source distribution has PKG-INFO.
     use_scm_version={
@@ -74,6 +76,8 @@ setup(
     packages=find_packages(include=["podscale", "podscale.*"])
     + [f"podscale.{name}" for top in TOP for name in find_packages(include=[top, f"{top}.*"])]
     + [*DASHBOARDS],
-    rust_extensions=native_extensions(),
+    rust_extensions=EXTENSIONS,
+    # The extension uses Python's stable interface only, so that a wheel with it serves all later versions.
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if EXTENSIONS else {},
     package_dir={"podscale": "podscale", **{f"podscale.{top}": top for top in TOP}, **DASHBOARDS},
 )

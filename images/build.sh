@@ -11,6 +11,7 @@
 #   REGISTRY, TAG        default localhost and dev
 #   PUSH=yes             push each image to REGISTRY
 #   ARCHIVES             folder in which the images are saved as docker archives, podscale-NAME.tar
+#   NATIVE=no            build without the native decoder of native/, for which cargo downloads three crates
 #   CACHE=no             build without the cache of earlier builds
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +25,7 @@ epoch=315532800 # 1980, the time of every file: a time that changes would create
 
 arguments=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE_DATE_EPOCH=$epoch"
   --build-arg "CREATED=$created")
-for name in BASE_IMAGE PIP_INDEX_URL; do
+for name in BASE_IMAGE PIP_INDEX_URL NATIVE; do
   if [ -n "${!name:-}" ]; then arguments+=(--build-arg "$name=${!name}"); fi
 done
 if [ -n "${PIP_CERT:-}" ]; then arguments+=(--secret "id=ca_bundle,src=$PIP_CERT"); fi

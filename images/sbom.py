@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Print the Debian and Python packages of an image as SPDX 2.3 JSON, with versions and package URLs.
+"""Print the Debian and Python packages and the crates of an image as SPDX 2.3 JSON, with versions and package URLs.
 
-usage: sbom.py --name IMAGE --dpkg-status FILE ENVIRONMENT...
+usage: sbom.py --name IMAGE --dpkg-status FILE [--crates Cargo.lock] ENVIRONMENT...
 
-Reads only Debian's package database and the metadata of Python environments, so the same packages give the same bytes.
+Reads only Debian's package database, the metadata of Python environments and the lock file of an extension in Rust, so
+the same packages give the same bytes.
 https://spdx.github.io/spdx-spec/v2.3, https://github.com/package-url/purl-spec
 """
 
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from email.parser import Parser
@@ -48,6 +50,14 @@ def python_packages(environment: Path) -> Iterator[Package]:
         for dist in distributions(path=[str(site)]):
             name = re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower()
             yield Package(name, dist.version, f"pkg:pypi/{name}@{quote(dist.version)}", _license(dist))
+
+
+def crates(lock: str) -> Iterator[Package]:
+    """Yield the crates of a Cargo.lock that come from a registry, with those that are only needed for the build."""
+    for crate in tomllib.loads(lock)["package"]:
+        if "source" in crate:
+            name, version = crate["name"], crate["version"]
+            yield Package(name, version, f"pkg:cargo/{name}@{quote(version)}")
 
 
 def _license(dist: Distribution) -> str:
@@ -103,11 +113,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--name", required=True)
     parser.add_argument("--dpkg-status", type=Path, required=True)
+    parser.add_argument("--crates", type=Path)
     parser.add_argument("environments", type=Path, nargs="+")
     options = parser.parse_args()
     packages = [*debian_packages(options.dpkg_status.read_text(encoding="utf-8"))]
     for environment in options.environments:
         packages += python_packages(environment)
+    if options.crates is not None:
+        packages += crates(options.crates.read_text(encoding="utf-8"))
     created = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), UTC)
     print(json.dumps(document(options.name, packages, created), indent=1))
 

@@ -60,23 +60,33 @@ def release_problems(root: Path = ROOT) -> list[str]:
 
 def build(folder: Path, root: Path = ROOT) -> list[Path]:
     """Build everything into an empty folder, and check the descriptions of the packages; return the files."""
-    epoch = _git(root, "log", "-1", "--format=%ct") or "315532800"
+    epoch = source_date_epoch(root)
     # One wheel for all machines: the native decoder is built from the source distribution, where cargo is.
     environment = os.environ | {"SOURCE_DATE_EPOCH": epoch, "PODSCALE_NATIVE": "0"}
     # The build tools are installed from pinned files, so none are downloaded.
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, root, environment=environment)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, root, environment=environment)
     set_times(next(folder.glob("*.tar.gz")), int(epoch))
     wheel = next(folder.glob("*.whl"))
-    _run(sys.executable, "-m", "twine", "check", "--strict", *folder.iterdir())
+    run(sys.executable, "-m", "twine", "check", "--strict", *folder.iterdir())
     write_sbom(folder / f"podscale-{wheel_version(wheel)}.cdx.json", wheel_version(wheel), environment, root)
     if helm := shutil.which("helm"):
-        _run(helm, "package", root / "charts" / "podscale", "--destination", folder)
+        run(helm, "package", root / "charts" / "podscale", "--destination", folder)
     else:
         print("helm: not installed, so the chart is not packaged", file=sys.stderr)
-    files = sorted(folder.iterdir())
+    return [*sorted(folder.iterdir()), write_checksums(folder)]
+
+
+def source_date_epoch(root: Path = ROOT) -> str:
+    """Return the time of the commit, seconds since 1970; 1980 in a folder without git."""
+    return _git(root, "log", "-1", "--format=%ct") or "315532800"
+
+
+def write_checksums(folder: Path) -> Path:
+    """Write the checksums of all files of a folder."""
+    files = sorted(path for path in folder.iterdir() if path.name != CHECKSUMS)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
-    return [*files, folder / CHECKSUMS]
+    return folder / CHECKSUMS
 
 
 def set_times(archive: Path, epoch: int) -> None:
@@ -112,7 +122,7 @@ def write_sbom(path: Path, version: str, environment: dict[str, str], root: Path
         project.write(text.replace('dynamic = ["version"]', f'version = "{version}"'))
         project.flush()
         command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
-        _run(*command, "--pyproject", project.name, "--output-file", path, LOCKED, environment=environment)
+        run(*command, "--pyproject", project.name, "--output-file", path, LOCKED, environment=environment)
 
 
 def _changelog(root: Path) -> str:
@@ -125,7 +135,7 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _run(*command: str | Path, environment: dict[str, str] | None = None) -> None:
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> None:
     """Run a command; print its output only if it fails."""
     done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: tools/install.sh run|dev|docs|oldest
+# usage: tools/install.sh run|dev|docs|wheels|oldest
 # Installs the hash-pinned requirements/<set>.txt and the package itself (editable) into .venv, and the set oldest into
 # .venv-oldest. Used by the Makefile.
 set -euo pipefail
@@ -12,6 +12,7 @@ log=$environment/install.log
 
 size="a few GB"
 if [ "$set_name" = docs ]; then size="about 100 MB"; fi
+if [ "$set_name" = wheels ]; then size="about 400 MB"; fi
 echo "installing requirements/$set_name.txt ($size on the first run; log: $log)"
 {
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r requirements/build.txt

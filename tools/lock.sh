@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: [CPU_INDEX=URL] tools/lock.sh [--upgrade]
 # Writes requirements/*.txt from pyproject.toml: names, versions and hashes for all platforms, without an index address.
-# build, run, dev and docs are for this machine, and oldest for `make test-oldest`. The others are the packages of each
+# build, run, dev, docs and wheels are for this machine, and oldest for `make test-oldest`. The others are the packages of each
 # image (see images/).
 # With CPU_INDEX, only requirements/cpu.txt is written, which is not committed.
 # Needs uv, from the development set or the PATH.
@@ -48,6 +48,8 @@ compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra d
 python3 -c 'import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
   compile requirements/docs.txt --constraint requirements/dev.txt "${upgrade[@]}" -
+# What `make wheels` adds to the development set.
+compile requirements/wheels.txt --constraint requirements/dev.txt requirements/wheels.in "${upgrade[@]}"
 
 # The lower bounds of pyproject.toml, for what a user installs with PyTorch; JAX's too, on CPUs. What only tests import
 # has the versions of dev.txt, or an old version if those need a later NumPy.

@@ -5,9 +5,9 @@
 set -euo pipefail
 declare -A program_of=(
   [prometheus]=promtool [prometheus-pushgateway]=prometheus-pushgateway [chromium]=chromium [podman]=podman
-  [g++]=g++ [binutils]=readelf
+  [g++]=g++ [binutils]=readelf [qemu-user]=qemu-aarch64
 )
-[ $# -gt 0 ] || set -- prometheus prometheus-pushgateway chromium podman g++ binutils
+[ $# -gt 0 ] || set -- prometheus prometheus-pushgateway chromium podman g++ binutils qemu-user
 missing=()
 for package in "$@"; do
   command -v "${program_of[$package]:-$package}" >/dev/null || missing+=("$package")

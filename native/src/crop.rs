@@ -6,7 +6,11 @@ use crate::coefficients::Packed;
 use crate::color::{ColorRows, Decoded, Pixels, Rows};
 use crate::header::{self, Frame};
 use crate::index::Cursor;
-use crate::kernels::{Kernels, Portable};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::Avx2;
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::Neon;
+use crate::kernels::{Kernels, Portable, Version};
 use crate::memory::reserve;
 use crate::refusal::Refusal;
 use crate::resample::{Axis, Filter, ROWS, SLACK};
@@ -88,7 +92,7 @@ pub struct Resize {
 
 /// Decoder of crops with its memory, which is kept between images.
 pub struct Cropper {
-    has_avx2: bool,
+    version: Version,
     decoder: Decoder,
 }
 
@@ -110,28 +114,33 @@ struct Resizer {
 }
 
 impl Cropper {
-    /// Create a decoder; with `portable` it does not use the processor's AVX2.
+    /// Create a decoder; with `portable` it does not use the processor's vector instructions.
     pub fn new(portable: bool) -> Self {
-        Cropper { has_avx2: !portable && has_avx2(), decoder: Decoder::default() }
+        let version = if portable { Version::Portable } else { Version::fastest() };
+        Cropper { version, decoder: Decoder::default() }
     }
 
     /// Write a crop of an image to `out`, `size` x `size` pixels of 3 bytes. On a refusal `out` has no meaning.
     pub fn run(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
-        #[cfg(target_arch = "x86_64")]
-        if self.has_avx2 {
+        match self.version {
+            Version::Portable => self.decoder.run::<Portable>(image, crop, resize, out),
             // SAFETY: the processor has these instructions.
-            return unsafe { self.decoder.run_avx2(image, crop, resize, out) };
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx2 => unsafe { self.decoder.run_avx2(image, crop, resize, out) },
+            #[cfg(target_arch = "aarch64")]
+            Version::Neon => self.decoder.run::<Neon>(image, crop, resize, out),
         }
-        self.decoder.run::<Portable>(image, crop, resize, out)
     }
 
     /// Return the packed coefficients of a file; None if they have more than `limit` bytes.
     pub fn pack(&mut self, file: &[u8], limit: usize) -> Result<Option<&[u8]>, Refusal> {
-        #[cfg(target_arch = "x86_64")]
-        if self.has_avx2 {
-            return self.decoder.pack::<crate::kernels::Avx2>(file, limit);
+        match self.version {
+            Version::Portable => self.decoder.pack::<Portable>(file, limit),
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx2 => self.decoder.pack::<Avx2>(file, limit),
+            #[cfg(target_arch = "aarch64")]
+            Version::Neon => self.decoder.pack::<Neon>(file, limit),
         }
-        self.decoder.pack::<Portable>(file, limit)
     }
 }
 
@@ -140,28 +149,16 @@ impl Cropper {
 pub fn build_index(file: &[u8], interval: u16, max_percent: usize) -> Vec<u8> {
     let build = || {
         let header = header::parse(file)?;
-        #[cfg(target_arch = "x86_64")]
-        if has_avx2() {
-            return ScanDecoder::default().index::<crate::kernels::Avx2>(file, &header, interval, max_percent);
+        let mut decoder = ScanDecoder::default();
+        match Version::fastest() {
+            Version::Portable => decoder.index::<Portable>(file, &header, interval, max_percent),
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx2 => decoder.index::<Avx2>(file, &header, interval, max_percent),
+            #[cfg(target_arch = "aarch64")]
+            Version::Neon => decoder.index::<Neon>(file, &header, interval, max_percent),
         }
-        ScanDecoder::default().index::<Portable>(file, &header, interval, max_percent)
     };
     build().ok().flatten().unwrap_or_default()
-}
-
-/// Return true if the processor has the instructions of `kernels::Avx2` and of `run_avx2`.
-pub fn has_avx2() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("bmi2")
-            && is_x86_feature_detected!("popcnt")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
 }
 
 impl Decoder {
@@ -174,7 +171,7 @@ impl Decoder {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     fn run_avx2(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
-        self.run::<crate::kernels::Avx2>(image, crop, resize, out)
+        self.run::<Avx2>(image, crop, resize, out)
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Kernels in two versions, with equal results: portable Rust, and AVX2 if the processor has it.
+//! Kernels in three versions, with equal results: portable Rust, AVX2 if the processor has it, and NEON on ARM.
 
 use crate::block::Block;
 use crate::coefficients::{self, Packed, Packer, Window};
@@ -110,7 +110,46 @@ impl Kernels for Portable {
     }
 }
 
-/// Kernels for processors with AVX2. Only `crop` names them, after it has found AVX2.
+/// Version of the kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Version {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+}
+
+impl Version {
+    /// Return the fastest version that this processor runs.
+    pub fn fastest() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("popcnt")
+        {
+            return Version::Avx2;
+        }
+        #[cfg(target_arch = "aarch64")]
+        let others = Version::Neon; // part of every such processor
+        #[cfg(not(target_arch = "aarch64"))]
+        let others = Version::Portable;
+        others
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Version::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Version::Neon => "neon",
+        }
+    }
+}
+
+/// Kernels for processors with AVX2. Only `crop` names them, for `Version::Avx2`.
 #[cfg(target_arch = "x86_64")]
 pub struct Avx2;
 
@@ -190,5 +229,83 @@ impl Kernels for Avx2 {
     fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
         // SAFETY: as above.
         unsafe { resample::avx2::vertical(axis, at, rows, stride, out) }
+    }
+}
+
+/// Kernels for ARM processors of 64 bits, which all have NEON.
+#[cfg(target_arch = "aarch64")]
+pub struct Neon;
+
+#[cfg(target_arch = "aarch64")]
+impl Kernels for Neon {
+    #[inline(always)]
+    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+        scan.pass_mcus(stop)
+    }
+
+    #[inline(always)]
+    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+        scan.pack_mcus(stop, packer)
+    }
+
+    #[inline(always)]
+    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+        packed.decode_row::<Neon>(region, row, planes)
+    }
+
+    #[inline(always)]
+    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
+        // SAFETY: the processor has NEON. So in the functions below.
+        unsafe { coefficients::neon::write_packed(window, steps, samples, stride) }
+    }
+
+    #[inline(always)]
+    fn decode_mcus(
+        scan: &mut Scan,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        scan.decode_mcus::<Neon>(planes, place, stop)
+    }
+
+    #[inline(always)]
+    fn decode_pairs(
+        scans: (&mut Scan, &mut Scan),
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        scan::decode_pairs::<Neon>(scans, planes, place, count)
+    }
+
+    #[inline(always)]
+    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+        // SAFETY: as above.
+        unsafe { idct::neon::dequantise(block, steps) }
+    }
+
+    #[inline(always)]
+    fn idct(block: &Block, samples: &mut [u8], stride: usize) {
+        // SAFETY: as above.
+        unsafe { idct::neon::idct(block, samples, stride) }
+    }
+
+    #[inline(always)]
+    fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { color::neon::convert(y, cb, cr, pixels) }
+    }
+
+    #[inline(always)]
+    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
+        // SAFETY: as above.
+        unsafe { resample::neon::horizontal(axis, rows, outputs, mirror) }
+    }
+
+    #[inline(always)]
+    fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { resample::neon::vertical(axis, at, rows, stride, out) }
     }
 }

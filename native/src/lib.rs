@@ -23,5 +23,7 @@ mod scan;
 mod segments;
 pub mod shared;
 
+pub use kernels::Version;
+
 #[cfg(feature = "python")]
 mod python;

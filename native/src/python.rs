@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::batch::{BatchDecoder, Job, PackJob};
 use crate::crop::{self, Crop, Image, Resize};
+use crate::kernels::Version;
 use crate::resample::Filter;
 use crate::shared;
 
@@ -219,10 +220,10 @@ fn writable(buffer: &PyBuffer<u8>) -> PyResult<&mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), buffer.item_count()) })
 }
 
-/// Return true if this processor runs the AVX2 kernels.
+/// Return the version of the kernels that this processor runs: avx2, neon or portable.
 #[pyfunction]
-fn has_avx2() -> bool {
-    crop::has_avx2()
+fn kernels() -> &'static str {
+    Version::fastest().name()
 }
 
 /// Return the decode index of a JPEG, at most `max_percent` of its bytes; empty if it needs none or is refused.
@@ -243,5 +244,5 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CropDecoder>()?;
     module.add_class::<SharedImages>()?;
     module.add_function(wrap_pyfunction!(build_index, module)?)?;
-    module.add_function(wrap_pyfunction!(has_avx2, module)?)
+    module.add_function(wrap_pyfunction!(kernels, module)?)
 }

@@ -89,9 +89,9 @@ def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: in
     return bytes(_native.build_index(record, interval, max_percent))
 
 
-def has_avx2() -> bool:
-    """Return True if the extension uses AVX2 on this processor; without it, portable code gives the same pixels."""
-    return bool(_native.has_avx2())
+def kernels() -> str:
+    """Return the extension's kernels for this processor: `avx2`, `neon`, or `portable` with the same pixels."""
+    return str(_native.kernels())
 
 
 def can_share_images() -> bool:

@@ -17,6 +17,18 @@ Status: deinstall ok config-files
 Architecture: amd64
 Version: 1
 """
+CRATES = """version = 4
+
+[[package]]
+name = "memchr"
+version = "2.8.3"
+source = "registry+https://example.org/index"
+checksum = "00"
+
+[[package]]
+name = "podscale-native"
+version = "0.1.0"
+"""
 
 
 def make(tmp_path: Path) -> dict[str, object]:
@@ -29,6 +41,7 @@ def make(tmp_path: Path) -> dict[str, object]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{extra}\n")
     (tmp_path / "status").write_text(STATUS)
+    (tmp_path / "Cargo.lock").write_text(CRATES)
     command = [
         sys.executable,
         PROGRAM,
@@ -36,6 +49,8 @@ def make(tmp_path: Path) -> dict[str, object]:
         "podscale-base",
         "--dpkg-status",
         tmp_path / "status",
+        "--crates",
+        tmp_path / "Cargo.lock",
         tmp_path / "venv",
     ]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}
@@ -59,6 +74,7 @@ def test_every_package_is_listed_with_its_address(tmp_path):
     assert listed == {
         "libc6": ("2.36-9+deb12u13", "NOASSERTION", "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64"),
         "typing-extensions": ("4.16.0", "PSF-2.0", "pkg:pypi/typing-extensions@4.16.0"),
+        "memchr": ("2.8.3", "NOASSERTION", "pkg:cargo/memchr@2.8.3"),
         "odd": ("1.0+local", "NOASSERTION", "pkg:pypi/odd@1.0%2Blocal"),
     }
 

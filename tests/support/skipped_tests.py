@@ -48,6 +48,8 @@ GROUPS = (
     Group("a C or C++ compiler", r"\b(gcc|g\+\+)", "g++"),
     Group("Python packages", r"not installed: |checkov", advice="pip"),
     Group("binutils", r"binutils", "binutils"),
+    Group("an emulator of ARM", r"qemu", "qemu-user"),
+    Group("Rust for other machines", r"no Rust", advice="rustup target add"),
     Group("real images", r"PODSCALE_TEST_DATA|imagenette224", advice="PODSCALE_TEST_DATA=folder"),
     Group("a GPU", r"CUDA|\bGPU|\bNCCL|\bNVIDIA", advice="make bench-gpu"),
     Group("libtpu", r"libtpu", advice="requirements/tpu.txt"),

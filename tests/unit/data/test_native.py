@@ -2,10 +2,8 @@
 
 import io
 import os
-import tarfile
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import PIL
@@ -14,10 +12,21 @@ from PIL import Image
 
 from podscale.config.data import Interpolation
 from podscale.data import native as native_module
-from podscale.data.crop import CropParams, CropParamsBatch, evaluation_crops
+from podscale.data.crop import CropParams, evaluation_crops
 from podscale.data.decode import RESAMPLING, BadRecord, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.decode_index import NO_INDEX
 from podscale.data.native import REASONS, Coefficients, CropDecoder, build_decode_index, is_available
+from tests.support.jpeg_crops import (
+    SAMPLINGS,
+    SHAPES,
+    as_record,
+    batch_of,
+    damage,
+    encoded,
+    extreme_blocks,
+    photographs,
+    random_crops,
+)
 from tests.support.loading import needs_native, special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -25,49 +34,6 @@ pytestmark = needs_native
 
 SIZE = 24
 PORTABLE = pytest.mark.parametrize("portable", [False, True], ids=["fastest", "portable"])
-SAMPLINGS = {
-    "gray": {},
-    "4:4:4": {"subsampling": 0},
-    "4:2:2": {"subsampling": 1},
-    "4:2:0": {"subsampling": 2},
-    "restart in rows": {"subsampling": 2, "restart_marker_blocks": 3},
-    "restart rows": {"subsampling": 1, "restart_marker_rows": 1},
-    "own tables": {"subsampling": 2, "optimize": True, "quality": 97},
-    "coarse": {"subsampling": 2, "quality": 3},
-}
-SHAPES = [
-    *((1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (1, 9), (9, 1), (4, 5), (5, 4), (7, 6), (8, 8), (9, 15), (15, 9)),
-    *((16, 16), (17, 18), (31, 33), (33, 31), (48, 64), (61, 50), (150, 101)),
-]
-
-
-def as_record(data: bytes) -> Pixels:
-    return np.frombuffer(data, dtype=np.uint8)
-
-
-def random_crops(generator: np.random.Generator, height: int, width: int, size: int) -> list[CropParams]:
-    """Return crops at every edge, of one pixel, of the whole image, cut out of it, and padded."""
-    rows = [0, 0, height - 1, int(generator.integers(height)), int(generator.integers(height))]
-    columns = [width - 1, 0, 0, int(generator.integers(width)), int(generator.integers(width))]
-    boxes = [(left, top, 1, 1) for left, top in zip(columns, rows, strict=True)]
-    boxes += [
-        (left, top, int(generator.integers(1, width - left + 1)), int(generator.integers(1, height - top + 1)))
-        for left, top in zip(columns[1:], rows[1:], strict=True)
-    ]
-    boxes.append((0, 0, width, height))
-    crops = [CropParams(*box, size, size, 0, 0, bool(generator.integers(2))) for box in boxes]
-    scale = size / min(height, width)
-    resized = (max(size, int(width * scale)), max(size, int(height * scale)))
-    window = (int(generator.integers(resized[0] - size + 1)), int(generator.integers(resized[1] - size + 1)))
-    crops.append(CropParams(0, 0, width, height, *resized, *window, False))
-    crops.append(CropParams(0, 0, width, height, *resized, window[0] - 3, window[1] + 4, True))
-    crops.append(CropParams(0, 0, width, height, width, height, -1, -2, True))  # not resized
-    crops.append(CropParams(0, 0, width, height, width, size, 0, 0, False))
-    return crops
-
-
-def batch_of(crops: Sequence[CropParams]) -> CropParamsBatch:
-    return CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
 
 
 def expected(record: Pixels, shape: tuple[int, int], crop: CropParams, size: int, filtered: Interpolation) -> Pixels:
@@ -98,12 +64,6 @@ def pack(decoder: CropDecoder, record: Pixels) -> Coefficients:
     [packed] = decoder.pack([record], [2**40])
     assert packed is not None
     return packed
-
-
-def encoded(kind: str, height: int, width: int) -> bytes:
-    pixels = smooth_pixels(height * width, height, width, *((1,) if kind == "gray" else ()))
-    noise = np.random.default_rng(width).integers(-20, 20, pixels.shape)
-    return encode_image((pixels + noise).clip(0, 255).astype(np.uint8), **{"quality": 90, **SAMPLINGS[kind]})
 
 
 def test_the_extension_is_used_with_the_installed_pillow() -> None:
@@ -207,13 +167,7 @@ def test_extreme_blocks_are_exact_or_refused(portable) -> None:
     statuses: Counter[int] = Counter()
     for attempt in range(60):
         shape = (40, 56)
-        channels = () if attempt % 2 else (3,)
-        pixels = (generator.integers(0, 2, (*shape, *channels)) * 255).astype(np.uint8)
-        data = bytearray(encode_image(pixels, quality=100, subsampling=0))
-        if attempt % 3 == 0:  # a quantisation table that multiplies every coefficient
-            at = data.index(b"\xff\xdb") + 5
-            data[at : at + 64] = bytes([1 + attempt // 3] * 64)
-        record = as_record(bytes(data))
+        record = as_record(extreme_blocks(generator, *shape, attempt))
         crop = CropParams(3, 2, 50, 37, SIZE, SIZE, 0, 0, False)
         images, status = native(decoder, record, shape, [crop])
         statuses[int(status[0])] += 1
@@ -353,18 +307,9 @@ def test_truncated_files(kind) -> None:
 def test_damaged_files(kind) -> None:
     """Change bits and bytes in the header and behind it, remove bytes, insert some."""
     good, decoder, generator = as_record(encoded(kind, 60, 70)), CropDecoder(1), np.random.default_rng(4)
-    scan = bytes(good).index(b"\xff\xda")
     decoded = 0
     for attempt in range(500):
-        damaged = good.copy()
-        for _ in range(int(generator.integers(1, 4))):
-            where = int(generator.integers(2, scan + 14) if attempt % 3 == 0 else generator.integers(scan, len(good)))
-            change = [1 << int(generator.integers(8)), 255 ^ int(damaged[where]), int(generator.integers(256))]
-            damaged[where] ^= change[attempt % 4 % 3]
-        if attempt % 7 == 1:
-            damaged = np.delete(damaged, slice(where, where + int(generator.integers(1, 40))))
-        if attempt % 7 == 2:
-            damaged = np.insert(damaged, where, generator.integers(0, 256, 5).astype(np.uint8))
+        damaged = damage(generator, good, attempt)
         decoded += same_or_refused(decoder, damaged, (60, 70), [UPPER, WHOLE])
     assert decoded > 60
 
@@ -490,12 +435,6 @@ def test_special_images_are_the_same_or_refused() -> None:
             assert np.array_equal(images[0], expected(record, (height, width), crop, SIZE, "bilinear")), name
     usual = {"4:4:4", "4:2:2", "4:2:0", "gray", "rotated by EXIF", "odd size", "one pixel"}
     assert {name for name, status in statuses.items() if status == 0} == usual
-
-
-def photographs(archive: Path, every: int) -> list[bytes]:
-    with tarfile.open(archive) as tar:
-        members = [member for member in tar if member.name.endswith(("jpg", "JPEG"))][::every]
-        return [file.read() for member in members if (file := tar.extractfile(member)) is not None]
 
 
 ALL = "PODSCALE_TEST_ALL_PHOTOGRAPHS" in os.environ
