@@ -50,11 +50,11 @@ def build(folder: Path, root: Path = ROOT) -> list[Path]:
 def _build_one(machine: str, source: Path, scratch: Path, folder: Path, environment: dict[str, str]) -> Path:
     """Build the wheel of one kind of machine."""
     built, checked = scratch / "built", scratch / "checked"
-    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", built]
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(built)]
     of_machine = {"CARGO_BUILD_TARGET": f"{target(machine)}.{GLIBC}", "_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
     run(sys.executable, "-m", "pip", "wheel", *options, source, environment=environment | of_machine)
-    repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir", checked]
-    run(*repair, next(built.glob("*.whl")), environment=environment)
+    repair = ["auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir", str(checked)]
+    run(sys.executable, "-m", *repair, next(built.glob("*.whl")), environment=environment)
     wheel = next(checked.glob("*.whl"))
     folder.mkdir(parents=True, exist_ok=True)
     return wheel.replace(folder / wheel.name)
