@@ -11,13 +11,24 @@ from podscale.errors import format_error
 
 TPU_RESOURCE = "google.com/tpu"
 """Resource name of TPU chips in Kubernetes."""
+GPU_RESOURCE = "nvidia.com/gpu"
+"""Resource name of NVIDIA GPUs in Kubernetes."""
 
 
 def requests_tpus(config: RunDocument) -> bool:
+    return _requests(config, "tpu", TPU_RESOURCE)
+
+
+def requests_gpus(config: RunDocument) -> bool:
+    return _requests(config, "nvidia", GPU_RESOURCE)
+
+
+def _requests(config: RunDocument, prefix: str, resource: str) -> bool:
+    """Return True if pods get an accelerator, by the prefix of the hardware's name or by its resource."""
     hardware, resources = config.launch.hardware, config.launch.resources
     if hardware is not None:
-        return hardware.strip().lower().startswith("tpu")
-    return bool(resources.accelerators) and resources.accelerator == TPU_RESOURCE
+        return hardware.strip().lower().startswith(prefix)
+    return bool(resources.accelerators) and resources.accelerator == resource
 
 
 def check_engine_support(config: RunDocument) -> None:
