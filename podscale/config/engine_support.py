@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from podscale.config.batch_norm_groups import devices_per_rank
@@ -13,6 +14,11 @@ TPU_RESOURCE = "google.com/tpu"
 """Resource name of TPU chips in Kubernetes."""
 GPU_RESOURCE = "nvidia.com/gpu"
 """Resource name of NVIDIA GPUs in Kubernetes."""
+
+
+def has_cuda_plugin() -> bool:
+    """Return True if JAX's plugin for CUDA is installed."""
+    return any(find_spec(f"jax_cuda{version}_plugin") for version in (13, 12))
 
 
 def requests_tpus(config: RunDocument) -> bool:

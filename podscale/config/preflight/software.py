@@ -4,15 +4,12 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
+from podscale.config.engine_support import TPU_RESOURCE, has_cuda_plugin, requests_tpus
 from podscale.config.outside_code import plugin_problems
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import env, host_info
 from podscale.util.formatting import join_words
-
-CUDA_VERSIONS = (13, 12)
-"""Major versions of CUDA for which JAX has a plugin."""
 
 
 def software_problems(document: RunConfig) -> Iterator[InputError]:
@@ -74,7 +71,7 @@ def _lacks_cuda_plugin() -> bool:
     """Return True if JAX should use GPUs and cannot."""
     if "JAX_PLATFORMS" in os.environ or host_info.tpu_chips() or not host_info.visible_gpus():
         return False
-    return not any(find_spec(f"jax_cuda{version}_plugin") for version in CUDA_VERSIONS)
+    return not has_cuda_plugin()
 
 
 def _export_problems(document: RunConfig) -> Iterator[InputError]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.config import RunConfig, data_fingerprint, loads
+from podscale.config import RunConfig, data_fingerprint, engine_support, loads
 from podscale.config.preflight import find_problems, host, preflight, software
 from podscale.errors import InputError, InputErrors
 from podscale.util import host_info
@@ -411,7 +411,8 @@ def test_jax_needs_its_plugin_on_a_machine_with_gpus(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax")
     there = {"jax"}
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    monkeypatch.setattr(software, "find_spec", lambda name: name if name in there else None)
+    for module in (software, engine_support):
+        monkeypatch.setattr(module, "find_spec", lambda name: name if name in there else None)
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
     assert "CUDA" in only(config).problem
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
