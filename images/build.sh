@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: images/build.sh [NAME...]       base, gpu, tpu, tools; default: all four
+# usage: images/build.sh [NAME...]       base, gpu, tpu, gpu-jax, tools; default: all five
 # Builds podscale-NAME:TAG with podman or docker (ENGINE). Used by `make images`. Environment variables:
 #   BASE_IMAGE           base image, default docker.io/library/debian:bookworm-slim; images/debian.sh builds one
 #                        without a registry
@@ -35,7 +35,7 @@ case $("$engine" --version) in
 esac
 
 if [ -n "${CPU_INDEX:-}" ]; then tools/lock.sh; fi
-for name in ${@:-base gpu tpu tools}; do
+for name in ${@:-base gpu tpu gpu-jax tools}; do
   image=$registry/podscale-$name:$tag requirements=${REQUIREMENTS:-} indexes=${PIP_EXTRA_INDEX_URL:-}
   if [ "$name" = base ] && [ -n "${CPU_INDEX:-}" ]; then
     requirements=requirements/cpu.txt indexes="$CPU_INDEX${indexes:+ $indexes}"

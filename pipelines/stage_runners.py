@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from podscale.config import RunConfig
+from podscale.config.images import stage_image
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.util import env, host_info
@@ -100,7 +101,7 @@ class ContainerRunner:
         self._docker = _import_docker()
         self._host = _engine_address()
         self._client = _connect_engine(self._docker, self._host)
-        self._image = config.launch.image
+        self._image = stage_image(config)
         _ensure_image(self._docker, self._client, self._image)
         self._lease = str(RunDirectory.for_config(config).lease.absolute())
         self._variables: Mapping[str, str] = {}

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
+from podscale.config.images import stage_image
 from podscale.kubernetes.job_spec import launched_stages
 from podscale.pipelines.kfp_fast_import import dsl
 from podscale.runs.ensemble_members import ensemble_members
@@ -76,7 +77,7 @@ def training_pipeline(config: RunConfig, options: PipelineOptions = PipelineOpti
         global_batch: int = config.train.global_batch,
         learning_rate: float = config.train.schedule.learning_rate,
         overrides: list = [],  # type: ignore[type-arg]  # noqa: B006 (kfp compiles the default)
-        image: str = config.launch.image,
+        image: str = stage_image(config),
         launcher_image: str = config.launch.launcher_image,
     ) -> None:
         tasks = _PipelineTasks(config, options, images=(image, launcher_image))

@@ -62,4 +62,5 @@ compile requirements/oldest.txt --resolution lowest-direct --constraint "$work/l
 
 image base "$cuda" --extra torch --extra cluster --extra export --extra serve
 image tpu none --extra cluster requirements/tpu.in
+image gpu-jax none --extra cluster requirements/gpu-jax.in
 image tools none --extra cluster

@@ -30,6 +30,7 @@ OMITTED_FROM_IMAGE = {
     "podscale-base": ("DALI",),
     "podscale-tools": ("PyTorch", "DALI"),
     "podscale-tpu": ("PyTorch", "DALI"),
+    "podscale-gpu-jax": ("PyTorch", "DALI"),
 }
 """Software that an image omits, because its pods never need it (see images/)."""
 
@@ -85,7 +86,7 @@ def _check_gpus() -> Iterator[CheckResult]:
         yield CheckResult("GPUs", "ok", f"{gpus} visible: {', '.join(host_info.gpu_names())}")
         return
     hidden = "; CUDA_VISIBLE_DEVICES hides them" if host_info.gpu_names() else ""
-    in_gpu_image = os.environ.get(env.IMAGE) == "podscale-gpu"
+    in_gpu_image = os.environ.get(env.IMAGE) in ("podscale-gpu", "podscale-gpu-jax")
     advice = GPUS_IN_A_CONTAINER if in_gpu_image else "small runs work on the CPU (try `podscale run`)"
     yield CheckResult("GPUs", "note", f"none{hidden}", advice)
 

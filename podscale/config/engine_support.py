@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from podscale.config.batch_norm_groups import devices_per_rank
@@ -11,13 +12,29 @@ from podscale.errors import format_error
 
 TPU_RESOURCE = "google.com/tpu"
 """Resource name of TPU chips in Kubernetes."""
+GPU_RESOURCE = "nvidia.com/gpu"
+"""Resource name of NVIDIA GPUs in Kubernetes."""
+
+
+def has_cuda_plugin() -> bool:
+    """Return True if JAX's plugin for CUDA is installed."""
+    return any(find_spec(f"jax_cuda{version}_plugin") for version in (13, 12))
 
 
 def requests_tpus(config: RunDocument) -> bool:
+    return _requests(config, "tpu", TPU_RESOURCE)
+
+
+def requests_gpus(config: RunDocument) -> bool:
+    return _requests(config, "nvidia", GPU_RESOURCE)
+
+
+def _requests(config: RunDocument, prefix: str, resource: str) -> bool:
+    """Return True if pods get an accelerator, by the prefix of the hardware's name or by its resource."""
     hardware, resources = config.launch.hardware, config.launch.resources
     if hardware is not None:
-        return hardware.strip().lower().startswith("tpu")
-    return bool(resources.accelerators) and resources.accelerator == TPU_RESOURCE
+        return hardware.strip().lower().startswith(prefix)
+    return bool(resources.accelerators) and resources.accelerator == resource
 
 
 def check_engine_support(config: RunDocument) -> None:

@@ -300,8 +300,9 @@ class LaunchSection(Section):
         None, "That code as text, in the documents of pods; `podscale render`, `submit` and `compile` write it."
     )
     image: str = placement_field(
-        "podscale-base:latest",
-        "Container image of the stages: podscale-base, podscale-gpu, podscale-tpu ...",
+        "auto",
+        "Container image of the stages, for example REGISTRY/podscale-gpu:0.2.0. `auto`: podscale-base, podscale-gpu, "
+        "podscale-tpu or podscale-gpu-jax, with the tag `latest`, by the engine and the accelerators.",
         min_length=1,
     )
     launcher_image: str = placement_field(

@@ -1,7 +1,10 @@
 """Versions of the libraries that must be the same on all ranks, and the capabilities of JAX for `podscale doctor`."""
 
+import os
 from dataclasses import dataclass, field
 
+from podscale.config.engine_support import has_cuda_plugin
+from podscale.util import host_info
 from podscale.version import installed
 
 
@@ -17,6 +20,7 @@ class Capabilities:
 
 def probe() -> Capabilities:
     """Return JAX's version and devices. JAX holds the TPUs until this process exits, and fails if another one does."""
+    keep_to_cpu_without_gpus()
     import jax  # a worker asks for versions before it may import JAX
 
     try:
@@ -24,6 +28,16 @@ def probe() -> Capabilities:
     except RuntimeError as error:
         return Capabilities(jax.__version__, problem=str(error).strip().splitlines()[0])
     return Capabilities(jax.__version__, devices[0].platform, [device.device_kind for device in devices])
+
+
+def keep_to_cpu_without_gpus() -> None:
+    """Set JAX_PLATFORMS=cpu, before JAX is imported, where its plugin for CUDA is installed and no GPU is.
+
+    The plugin asks CUPTI for its version even there, and CUPTI 13.2 ends the process without a driver.
+    """
+    has_others = host_info.visible_gpus() > 0 or installed("libtpu") is not None
+    if has_cuda_plugin() and not has_others:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "pillow", "simplejpeg")

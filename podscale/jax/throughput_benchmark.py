@@ -24,7 +24,7 @@ from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.distributed.store import StoreServer
 from podscale.distributed.worker_env import RankEnv, WorkerEnv
-from podscale.jax.software import library_versions
+from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
 from podscale.jax.worker import device_kind
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
@@ -68,6 +68,7 @@ def main() -> None:
 
 def prepare_environment() -> None:
     """Set the compiler's flags as `jax.worker` does. On a GPU host JAX must find CUDA: it would use the CPU."""
+    keep_to_cpu_without_gpus()
     device = device_kind()
     if device == "cuda":
         os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu")

@@ -13,7 +13,7 @@ from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.jax.collective_errors import watch_jax_peers
-from podscale.jax.software import library_versions
+from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
 from podscale.training.startup_checks import open_agreed_shard_set
@@ -42,6 +42,7 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     stop = StopRequest()
     if worker_env.stage == "train":
         stop.install()
+    keep_to_cpu_without_gpus()
     device = device_kind()
     shard_set = open_agreed_shard_set(worker_env, rank_group, device=device, libraries=library_versions())
     os.environ.update(xla_environment(device, os.environ, next(iter(host_info.tpu_chips()), None)))

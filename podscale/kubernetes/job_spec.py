@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from podscale.config import RunConfig, dumps, loads
 from podscale.config.identity import changed_result_values
+from podscale.config.images import stage_image
 from podscale.config.launch import ClusterSection
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
@@ -174,7 +175,7 @@ def build_job_spec(
         document=_pod_document(config, nodes if stage == "train" else launch.nodes, processes, cache_path),
         shard_set=location,
         command=_stage_command(stage, location, nodes),
-        image=launch.image,
+        image=stage_image(config),
         nodes=nodes,
         processes_per_node=processes,
         hardware=hardware,

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 
 from podscale.config import RunConfig
+from podscale.config.images import stage_image
 from podscale.errors import InputError, combine_errors
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.pod_resources import volume_mounts
@@ -83,7 +84,10 @@ def build_model_spec(config: RunConfig) -> JobSpec:
     if spec.hardware.kind == "tpu":
         hint = "Set launch.hardware to GPUs or leave it out, and launch.image to an image with PyTorch."
         raise InputError("predictions need PyTorch", field="launch.hardware", got=spec.hardware.name, hint=hint)
-    return replace(spec, engine="pytorch", resources=replace(spec.resources, cache_gib=0.0), cache_path=None)
+    image = stage_image(config, engine="pytorch")
+    return replace(
+        spec, engine="pytorch", image=image, resources=replace(spec.resources, cache_gib=0.0), cache_path=None
+    )
 
 
 def _command(config: RunConfig, prediction: PredictionJob) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return find_engine(tmp_path_factory.mktemp("engine"))
 
 
-@pytest.fixture(params=["base", "tools", "gpu", "tpu"])
+@pytest.fixture(params=["base", "tools", "gpu", "tpu", "gpu-jax"])
 def name(request: pytest.FixtureRequest) -> str:
     """Name of each image in turn, without `podscale-`."""
     return str(request.param)

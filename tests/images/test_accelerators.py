@@ -8,6 +8,7 @@ import pytest
 from tests.images.test_images import shard
 from tests.support.commands import SMALL_DIGITS
 from tests.support.containers import Engine
+from tests.support.described_gpus import H100
 
 pytestmark = pytest.mark.timeout(900)
 KERNEL = """
@@ -41,6 +42,17 @@ rows = NamedSharding(Mesh(np.array(chips), ("data",)), P("data"))
 images = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16, sharding=rows)
 made = jax.jit(lambda x: (x @ x.T).sum()).lower(images).compile()
 print(len(chips), chips[0].device_kind, "all-reduce" in made.as_text())
+"""
+COMPILE_FOR_AN_H100 = f"""
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+description = {H100!r}
+chips = topologies.get_topology_desc("an H100", platform="cuda", target_config=description, topology="1x1x2").devices
+rows = NamedSharding(Mesh(np.array(chips), ("data",)), P("data"))
+images = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16, sharding=rows)
+made = jax.jit(lambda x: (x @ x.T).sum()).lower(images).compile()
+print(len(chips), "all-reduce" in made.as_text())
 """
 
 
@@ -114,7 +126,15 @@ def test_libtpu_compiles_for_chips_that_are_not_here(engine: Engine):
     assert "v5" in " ".join(kind)
 
 
-@pytest.mark.parametrize("name", ["tools", "tpu"])
+def test_jax_compiles_for_gpus_that_are_not_here(engine: Engine):
+    image = engine.image("gpu-jax")
+    checks = findings(engine, image)
+    assert (checks["GPUs"]["verdict"], checks["JAX"]["verdict"]) == ("note", "ok")
+    assert "1 x cpu" in checks["JAX"]["found"]
+    assert python(engine, image, COMPILE_FOR_AN_H100, "--env=JAX_PLATFORMS=cpu") == ["2", "True"]
+
+
+@pytest.mark.parametrize("name", ["tools", "tpu", "gpu-jax"])
 def test_an_image_without_an_engine_names_those_with_one(engine: Engine, name: str, workspace: Path):
     (workspace / "run.yaml").write_text(SMALL_DIGITS)
     script = "cd /workspace && podscale train run.yaml"

@@ -14,7 +14,7 @@ SCRIPTS = sorted((ROOT / "images").glob("**/*.sh"))
 
 
 def test_there_is_one_for_each_image():
-    assert [path.stem for path in CONTAINERFILES] == ["base", "gpu", "tools", "tpu"]
+    assert {path.stem for path in CONTAINERFILES} == {"base", "gpu", "gpu-jax", "tools", "tpu"}
 
 
 @pytest.mark.parametrize("path", CONTAINERFILES, ids=lambda path: path.stem)

@@ -17,9 +17,10 @@ FRAMEWORKS = {
     "base": {"torch", "torchvision"},
     "gpu": {"torch", "torchvision", "nvidia.dali"},
     "tpu": {"jax"},
+    "gpu-jax": {"jax"},
     "tools": set(),
 }
-MEGABYTES = {"base": 1350, "gpu": 5600, "tpu": 1450, "tools": 450}
+MEGABYTES = {"base": 1350, "gpu": 5600, "tpu": 1450, "gpu-jax": 4500, "tools": 450}
 """Largest allowed size of an image, MB; docs/how-to/images.md lists the measured sizes."""
 
 

@@ -1,15 +1,12 @@
 """Preflight checks of a job on a cluster, from the document alone."""
 
-import re
 from collections.abc import Iterator
 
 from podscale.config.engine_support import requests_tpus
+from podscale.config.images import TRAINING_IMAGES, our_image, suitable_images, wanted_accelerators
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util.locations import Location
-
-IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
-"""Training engine of each of our container images (see images/)."""
 
 
 def cluster_problems(document: RunConfig) -> Iterator[InputError]:
@@ -34,11 +31,20 @@ def cluster_problems(document: RunConfig) -> Iterator[InputError]:
             got=launch.hardware or launch.resources.accelerator,
             hint="Set train.engine=jax for TPUs.",
         )
-    image_name = re.split("[:@]", launch.image.rpartition("/")[2])[0]
-    if IMAGE_ENGINES.get(image_name, engine) != engine:
-        suitable = " or ".join(name for name, installed in IMAGE_ENGINES.items() if installed == engine)
+    yield from _image_problems(document)
+
+
+def _image_problems(document: RunConfig) -> Iterator[InputError]:
+    """Yield an image of ours without the engine, or without the software of the pods' accelerators."""
+    image, engine = document.launch.image, document.train.engine
+    name, suitable = our_image(image), suitable_images(document)
+    if name is None or name in suitable:
+        return
+    problem = f"has no software for the {wanted_accelerators(document)} of launch.hardware"
+    if TRAINING_IMAGES[name].engine != engine:
         problem = f"does not hold the engine of train.engine={engine}"
-        yield InputError(problem, field="launch.image", got=launch.image, hint=f"Set launch.image to {suitable}.")
+    hint = f"Set launch.image to {' or '.join(suitable)}."
+    yield InputError(problem, field="launch.image", got=image, hint=hint)
 
 
 def rank_problems(document: RunConfig) -> Iterator[InputError]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
+from podscale.config.engine_support import TPU_RESOURCE, has_cuda_plugin, requests_tpus
 from podscale.config.outside_code import plugin_problems
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
@@ -51,6 +51,10 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
     advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
         yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
+    elif _lacks_cuda_plugin():
+        problem = "JAX does not find the GPUs of this machine without its plugin for CUDA, which is not installed"
+        install = "Run `pip install 'podscale[jax-cuda]'`, or set JAX_PLATFORMS=cpu to train on the CPU"
+        yield InputError(problem, field="train.engine", hint=_install_hint(install, "podscale-gpu-jax"))
     elif find_spec("libtpu") is None and (host_info.tpu_chips() or requests_tpus(document)):
         problem = "JAX does not find the TPUs of this machine without libtpu, which is not installed"
         yield InputError(problem, field="train.engine", hint=advice)
@@ -61,6 +65,13 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
             got=document.launch.hardware or TPU_RESOURCE,
             hint="Leave it out to train on what is here, or submit the run to a cluster.",
         )
+
+
+def _lacks_cuda_plugin() -> bool:
+    """Return True if JAX should use GPUs and cannot."""
+    if "JAX_PLATFORMS" in os.environ or host_info.tpu_chips() or not host_info.visible_gpus():
+        return False
+    return not has_cuda_plugin()
 
 
 def _export_problems(document: RunConfig) -> Iterator[InputError]:

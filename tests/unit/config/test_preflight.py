@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.config import RunConfig, data_fingerprint, loads
+from podscale.config import RunConfig, data_fingerprint, engine_support, loads
 from podscale.config.preflight import find_problems, host, preflight, software
 from podscale.errors import InputError, InputErrors
 from podscale.util import host_info
@@ -372,8 +372,8 @@ def test_jax_needs_libtpu_on_a_machine_with_tpus(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("engine", "image", "suitable"),
     [
-        ("jax", "podscale-base:latest", "podscale-tpu"),
-        ("jax", "localhost:5000/own/podscale-gpu@sha256:00", "podscale-tpu"),
+        ("jax", "podscale-base:latest", "podscale-tpu or podscale-gpu-jax"),
+        ("jax", "localhost:5000/own/podscale-gpu@sha256:00", "podscale-tpu or podscale-gpu-jax"),
         ("pytorch", "podscale-tpu:dev", "podscale-base or podscale-gpu"),
         ("jax", "registry/podscale-tpu", None),
         ("pytorch", "podscale-base:latest", None),
@@ -385,6 +385,43 @@ def test_an_image_of_ours_without_the_engine(engine, image, suitable):
     config = loads("", overrides=[*changes, f"train.engine={engine}", f"launch.image={image}"])
     problems = [(*about(error), error.hint) for error in find_problems(config, "cluster")]
     assert problems == ([("launch.image", image, f"Set launch.image to {suitable}.")] if suitable else [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "hardware", "image", "suitable"),
+    [
+        ("pytorch", "nvidia-l4", "podscale-base:1", "podscale-gpu"),
+        ("jax", "nvidia-l4", "registry/podscale-tpu:1", "podscale-gpu-jax"),
+        ("jax", "tpu-v5e-2x2", "podscale-gpu-jax:1", "podscale-tpu"),
+        ("jax", "nvidia-l4", "podscale-gpu-jax:1", None),
+        ("pytorch", "nvidia-l4", "podscale-gpu:1", None),
+        ("pytorch", "nvidia-l4", "their-own:1", None),
+    ],
+)
+def test_an_image_of_ours_without_the_software_of_the_accelerators(engine, hardware, image, suitable):
+    """Training would fail at its start, or run on the CPUs of nodes with accelerators."""
+    changes = ["run.workspace=/workspace", "data.source=digits", "launch.processes=1", f"launch.hardware={hardware}"]
+    config = loads("", overrides=[*changes, f"train.engine={engine}", f"launch.image={image}"])
+    found = [error for error in find_problems(config, "cluster") if error.field == "launch.image"]
+    assert [error.hint for error in found] == ([f"Set launch.image to {suitable}."] if suitable else [])
+    assert all(hardware[:3] not in error.problem and "launch.hardware" in error.problem for error in found)
+
+
+def test_jax_needs_its_plugin_on_a_machine_with_gpus(monkeypatch, tmp_path):
+    config = document(tmp_path, "train.engine=jax")
+    there = {"jax"}
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for module in (software, engine_support):
+        monkeypatch.setattr(module, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
+    assert "CUDA" in only(config).problem
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
+    assert only(config).hint == "This is podscale-tpu, choose podscale-gpu-jax"
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert find_problems(config, "here") == []
+    monkeypatch.delenv("JAX_PLATFORMS")
+    there.add("jax_cuda12_plugin")
+    assert find_problems(config, "here") == []
 
 
 def test_missing_tpus_are_a_problem(monkeypatch, tmp_path):
