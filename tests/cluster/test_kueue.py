@@ -23,6 +23,8 @@ DELETION_ORDER = ("LocalQueue", "ClusterQueue", "ResourceFlavor", "AdmissionChec
 """Kueue keeps what a queue still uses."""
 AUTOSCALER = "autoscaling.x-k8s.io"
 QUEUED = ("train.epochs=2", "launch.cluster.queue=small")
+LONG = ("train.epochs=8", "launch.cluster.queue=small")
+"""Training that is not over before another job takes its place."""
 JOBSET = pytest.param("jobset", marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
 
 
@@ -94,12 +96,12 @@ def test_a_preempted_job_saves_waits_and_resumes_to_the_same_bits(
     priorities: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    calm = Training(cluster, namespace, image, f"calm-{backend}", backend, *QUEUED)
+    calm = Training(cluster, namespace, image, f"calm-{backend}", backend, *LONG)
     calm.succeed()
     undisturbed = calm.result()
     calm.delete()
     low, high = (f"launch.cluster.priority_class={priorities[name]}" for name in ("low", "high"))
-    training = Training(cluster, namespace, image, f"taken-{backend}", backend, *QUEUED, low)
+    training = Training(cluster, namespace, image, f"taken-{backend}", backend, *LONG, low)
     training.wait_for_step(12)
     urgent = Training(cluster, namespace, image, f"urgent-{backend}", backend, *QUEUED, high)
     cluster.wait("the preemption", lambda: "Suspended" in training.conditions())
