@@ -1,7 +1,6 @@
 """Parts of a prediction by the commands of a job's pods: killed, run again, and joined in the file of one process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -34,6 +33,20 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+STOPPED = """
+import os, runpy, sys, time
+replace = os.replace
+def wait(source, target):
+    if os.path.basename(source).startswith(".part-"):
+        time.sleep(600)
+    replace(source, target)
+os.replace = wait
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Program that runs a module, and stops where a part takes its name."""
+
+
 @pytest.fixture(scope="module")
 def job(workspace: Path) -> JobSpec:
     """Job of the prediction, whose volume is the workspace."""
@@ -55,11 +68,8 @@ def parts(workspace: Path, job: JobSpec) -> Path:
     rows = folder.with_suffix(".jsonl")
     for index in (0, 2, 3):
         subprocess.run(pod_command(job, index), check=True)
-    pipe = workspace / "photos" / "b" / "0036.jpg"  # the last of the part, which waits for its bytes until it is killed
-    content = pipe.read_bytes()
-    pipe.unlink()
-    os.mkfifo(pipe)
-    with subprocess.Popen(pod_command(job, 1)) as process:
+    interpreter, _, *words = pod_command(job, 1)
+    with subprocess.Popen([interpreter, "-c", STOPPED, *words]) as process:
         deadline = time.monotonic() + 120
         while not list(folder.glob(f".part-00001-of-{PARTS:05d}.*")) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -67,8 +77,6 @@ def parts(workspace: Path, job: JobSpec) -> Path:
     assert process.returncode == -signal.SIGKILL
     assert not [*folder.glob("part-00001*"), *folder.parent.glob("*.jsonl")]
     assert list(folder.glob(".part-00001*")), "kill -9 leaves the temporary file"
-    pipe.unlink()
-    pipe.write_bytes(content)
     with pytest.raises(InputError, match=rf"1 of {PARTS} parts are missing \(got 'part-00001-of-{PARTS:05d}'\)"):
         merge_parts(folder, rows)
     assert not rows.exists()
