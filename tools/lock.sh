@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # usage: [CPU_INDEX=URL] tools/lock.sh [--upgrade]
 # Writes requirements/*.txt from pyproject.toml: names, versions and hashes for all platforms, without an index address.
-# build, run, dev, docs and wheels are for this machine, and oldest for `make test-oldest`. The others are the packages of each
-# image (see images/).
+# build, run, dev, docs and wheels are for this machine, and oldest for `make test-oldest`. The others are the packages
+# of each image (see images/).
 # With CPU_INDEX, only requirements/cpu.txt is written, which is not committed.
 # Needs uv, from the development set or the PATH.
 set -euo pipefail

@@ -8,30 +8,51 @@ use crate::refusal::Refusal;
 use crate::resample::{self, Axis, ROWS};
 use crate::scan::{self, Plane, Region, Scan};
 
-pub trait Kernels {
+/// Kernels, and the loops around them. A version that needs code for other instructions than the rest of the program
+/// compiles the loops for them too.
+pub trait Kernels: Sized {
     /// Read the MCUs before `stop`; see `Scan::pass_mcus`.
-    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal>;
+    #[inline(always)]
+    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+        scan.pass_mcus(stop)
+    }
 
     /// Pack the MCUs before `stop`; see `Scan::pack_mcus`.
-    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal>;
+    #[inline(always)]
+    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+        scan.pack_mcus(stop, packer)
+    }
 
     /// Decode packed MCUs; see `Packed::decode_row`.
-    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal>;
-
-    /// Write the samples of a packed block.
-    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal>;
+    #[inline(always)]
+    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+        packed.decode_row::<Self>(region, row, planes)
+    }
 
     /// Decode the MCUs before `stop`; see `Scan::decode_mcus`.
-    fn decode_mcus(scan: &mut Scan, planes: &mut [Plane; 3], place: (usize, usize), stop: usize)
-    -> Result<(), Refusal>;
+    #[inline(always)]
+    fn decode_mcus(
+        scan: &mut Scan,
+        planes: &mut [Plane; 3],
+        place: (usize, usize),
+        stop: usize,
+    ) -> Result<(), Refusal> {
+        scan.decode_mcus::<Self>(planes, place, stop)
+    }
 
     /// Decode `count` MCUs of two scans; see `scan::decode_pairs`.
+    #[inline(always)]
     fn decode_pairs(
         scans: (&mut Scan, &mut Scan),
         planes: &mut [Plane; 3],
         place: (usize, usize),
         count: usize,
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), Refusal> {
+        scan::decode_pairs::<Self>(scans, planes, place, count)
+    }
+
+    /// Write the samples of a packed block.
+    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal>;
 
     /// Multiply the coefficients of a block by the quantisation steps; see `idct::dequantise_portable`.
     fn dequantise(block: &mut Block, steps: &Block) -> u32;
@@ -53,38 +74,8 @@ pub trait Kernels {
 pub struct Portable;
 
 impl Kernels for Portable {
-    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
-        scan.pass_mcus(stop)
-    }
-
-    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
-        scan.pack_mcus(stop, packer)
-    }
-
-    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
-        packed.decode_row::<Portable>(region, row, planes)
-    }
-
     fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
         coefficients::write_packed_portable(window, steps, samples, stride)
-    }
-
-    fn decode_mcus(
-        scan: &mut Scan,
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        stop: usize,
-    ) -> Result<(), Refusal> {
-        scan.decode_mcus::<Portable>(planes, place, stop)
-    }
-
-    fn decode_pairs(
-        scans: (&mut Scan, &mut Scan),
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        count: usize,
-    ) -> Result<(), Refusal> {
-        scan::decode_pairs::<Portable>(scans, planes, place, count)
     }
 
     fn dequantise(block: &mut Block, steps: &Block) -> u32 {
@@ -239,44 +230,9 @@ pub struct Neon;
 #[cfg(target_arch = "aarch64")]
 impl Kernels for Neon {
     #[inline(always)]
-    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
-        scan.pass_mcus(stop)
-    }
-
-    #[inline(always)]
-    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
-        scan.pack_mcus(stop, packer)
-    }
-
-    #[inline(always)]
-    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
-        packed.decode_row::<Neon>(region, row, planes)
-    }
-
-    #[inline(always)]
     fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
         // SAFETY: the processor has NEON. So in the functions below.
         unsafe { coefficients::neon::write_packed(window, steps, samples, stride) }
-    }
-
-    #[inline(always)]
-    fn decode_mcus(
-        scan: &mut Scan,
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        stop: usize,
-    ) -> Result<(), Refusal> {
-        scan.decode_mcus::<Neon>(planes, place, stop)
-    }
-
-    #[inline(always)]
-    fn decode_pairs(
-        scans: (&mut Scan, &mut Scan),
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        count: usize,
-    ) -> Result<(), Refusal> {
-        scan::decode_pairs::<Neon>(scans, planes, place, count)
     }
 
     #[inline(always)]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from podscale.data.crop import CropParams
 from podscale.data.decode import Pixels
-from podscale.data.native import CropDecoder, kernels
+from podscale.data.native import CropDecoder
 from tests.support.jpeg_crops import (
     SAMPLINGS,
     SHAPES,
@@ -118,10 +118,6 @@ def check(program: Path, cases: list[Case], ways: int = WAYS) -> int:
     for number, (case, want) in enumerate(zip(cases, wanted, strict=True)):
         assert neon[1][WAYS * number :][:ways] == [want] * ways, case
     return sum(isinstance(want, int) for want in wanted)
-
-
-def test_this_machine_has_other_kernels() -> None:
-    assert kernels() != "neon"
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
