@@ -1,36 +1,33 @@
 """Processes of `run_world` do not depend on the tests that ran before in the same worker."""
 
-import gc
 import os
 from typing import Any
 
+import pytest
 
-class Finalized:
-    """Part of a cycle; its finalizer reports in which process it ran."""
-
-    def __init__(self, pipe: int) -> None:
-        self.itself, self.pipe = self, pipe
-
-    def __del__(self) -> None:
-        os.write(self.pipe, f"{os.getpid()} ".encode())
+LEFT_BY_EARLIER_TESTS: list[str] = []
 
 
-def test_ranks_finalize_no_object_of_their_parent(run_world: Any) -> None:
-    reader, writer = os.pipe()
+def inherited(world: Any) -> tuple[int, list[str], str | None]:
+    return os.getppid(), LEFT_BY_EARLIER_TESTS, os.environ.get("SET_BY_THE_TEST")
 
-    def body(world: Any) -> int:
-        gc.collect()
-        return os.getpid()
 
-    gc.collect()
-    gc.disable()
-    try:
-        Finalized(writer)
-        ranks = run_world(2, body)
-    finally:
-        gc.enable()
-    gc.collect()
-    assert os.getpid() not in ranks
-    assert os.read(reader, 100).split() == [str(os.getpid()).encode()]
-    os.close(reader)
-    os.close(writer)
+def test_ranks_have_the_environment_of_the_test_and_nothing_else(
+    run_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_world(1, inherited)  # starts the server, whose environment is older than the test's
+    monkeypatch.setenv("SET_BY_THE_TEST", "yes")
+    monkeypatch.setattr(f"{__name__}.LEFT_BY_EARLIER_TESTS", ["a thread"])
+    for parent, left, variable in run_world(2, inherited):
+        assert parent != os.getpid()
+        assert (left, variable) == ([], "yes")
+
+
+def test_a_failed_rank_is_named_with_its_error(run_world: Any) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)rank 1: Traceback.*ValueError: of rank 1"):
+        run_world(2, raise_on_second)
+
+
+def raise_on_second(world: Any) -> None:
+    if world.rank == 1:
+        raise ValueError(f"of rank {world.rank}")

@@ -4,6 +4,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,38 +68,40 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
         "class map": (replace(manifest, classes_sha256="c" * 64), f"class map: {'c' * 16} on rank 2, "),
         "plan": (replace(manifest, plan_fingerprint="p" * 16), f"shard plan: {'p' * 16} on rank 2, "),
     }
-
-    def startup_error(rank_group: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
-        with pytest.raises(InputError) as caught:
-            startup_checks.check_ranks_agree(prefixed(rank_group, name), facts)
-        assert int(caught.value.exit_code) == 2
-        return str(caught.value)
-
-    def body(world: World) -> dict[str, str]:
-        rank_group, odd, errors = join_torch_rank_group(20.0), world.rank == 2, {}
-        config, shard_set = RunConfig.model_validate(RUN), ShardSet.open(shards)
-        for name, (change, _) in DOCUMENTS.items():
-            train = {**RUN["train"], **(change if odd else {})}
-            rank_config = RunConfig.model_validate({**RUN, "train": train})
-            errors[name] = startup_error(rank_group, name, lambda c=rank_config: here(c, shard_set))  # type: ignore[misc]
-        for name, (other, _) in data.items():
-            mine_set = ShardSet.open(shards)
-            mine_set.manifest = other if odd else manifest
-            errors[name] = startup_error(rank_group, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
-        for name, (change_library, _) in LIBRARIES.items():
-            with pytest.MonkeyPatch.context() as patch:
-                if odd:
-                    change_library(patch)
-                errors[name] = startup_error(rank_group, name, lambda: here(config, shard_set))
-        startup_checks.check_ranks_agree(prefixed(rank_group, "equal"), lambda: here(config, shard_set))
-        return errors
-
-    errors = run_world(4, body)
+    errors = run_world(4, partial(errors_of_differences, shards, {name: other for name, (other, _) in data.items()}))
     assert errors[0] == errors[1] == errors[2] == errors[3]
     for name, (_, line) in {**DOCUMENTS, **data, **LIBRARIES}.items():
         assert f"\n  - {line}" in errors[0][name]
         assert errors[0][name].count("\n  - ") == 1, errors[0][name]
         assert "ranks 0, 1 and 3" in errors[0][name]
+
+
+def errors_of_differences(shards: Path, manifests: dict[str, Any], world: World) -> dict[str, str]:
+    """Return the error of this rank for each thing in which rank 2 differs: documents, manifests and libraries."""
+    rank_group, odd, errors = join_torch_rank_group(20.0), world.rank == 2, {}
+    config, shard_set = RunConfig.model_validate(RUN), ShardSet.open(shards)
+    for name, (change, _) in DOCUMENTS.items():
+        train = {**RUN["train"], **(change if odd else {})}
+        rank_config = RunConfig.model_validate({**RUN, "train": train})
+        errors[name] = startup_error(rank_group, name, lambda c=rank_config: here(c, shard_set))  # type: ignore[misc]
+    for name, manifest in manifests.items():
+        mine_set = ShardSet.open(shards)
+        mine_set.manifest = manifest if odd else mine_set.manifest
+        errors[name] = startup_error(rank_group, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
+    for name, (change_library, _) in LIBRARIES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if odd:
+                change_library(patch)
+            errors[name] = startup_error(rank_group, name, lambda: here(config, shard_set))
+    startup_checks.check_ranks_agree(prefixed(rank_group, "equal"), lambda: here(config, shard_set))
+    return errors
+
+
+def startup_error(rank_group: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
+    with pytest.raises(InputError) as caught:
+        startup_checks.check_ranks_agree(prefixed(rank_group, name), facts)
+    assert int(caught.value.exit_code) == 2
+    return str(caught.value)
 
 
 def test_an_error_of_one_rank_is_raised_on_all(run_world: Any, make_shard_set: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,20 +318,9 @@ def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: An
 
 def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     """20 images on 1 and 3 ranks with batches of 4, so that the last step is padded."""
-    shards, config = make_shard_set(), document(tmp_path)
-
-    def body(world: World) -> Any:
-        shard_set = ShardSet.open(shards)
-        model = build_model_on_device(config, world, len(shard_set.classes))
-        torch.nn.init.normal_(model.get_submodule("fc").weight)
-        evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
-        predictions, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
-        evaluator.close()
-        scores = (measured.top1, measured.top5, measured.loss, measured.images)
-        return predictions.sorted_by_key() if predictions else None, scores
-
-    ((alone, expected),) = run_world(1, body)
-    others = run_world(3, body)
+    predict_and_evaluate = partial(predictions_and_scores, document(tmp_path), make_shard_set())
+    ((alone, expected),) = run_world(1, predict_and_evaluate)
+    others = run_world(3, predict_and_evaluate)
     assert [predictions is None for predictions, _ in others] == [False, True, True]
     together = others[0][0]
     assert together is not None
@@ -343,31 +333,47 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
     assert expected[3] == 20
 
 
+def predictions_and_scores(config: RunConfig, shards: Path, world: World) -> Any:
+    model, evaluator = model_and_evaluator(config, shards, world)
+    predictions, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
+    evaluator.close()
+    scores = (measured.top1, measured.top5, measured.loss, measured.images)
+    return predictions.sorted_by_key() if predictions else None, scores
+
+
+def model_and_evaluator(config: RunConfig, shards: Path, world: World) -> tuple[torch.nn.Module, Evaluator]:
+    """Return a model whose classes differ, and an evaluator of the set."""
+    shard_set = ShardSet.open(shards)
+    model = build_model_on_device(config, world, len(shard_set.classes))
+    torch.nn.init.normal_(model.get_submodule("fc").weight)
+    precision = Precision("fp32", world.device)
+    return model, Evaluator(config, world, shard_set, precision, DevicePrefetcher(world))
+
+
 def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
     run_world: Any, make_shard_set: Any, tmp_path: Path
 ) -> None:
-    shards, config = make_shard_set(), document(tmp_path, evaluate__flip=True)
-
-    def body(world: World) -> Any:
-        shard_set = ShardSet.open(shards)
-        model = build_model_on_device(config, world, len(shard_set.classes))
-        torch.nn.init.normal_(model.get_submodule("fc").weight)
-        evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
-        predicted = evaluator.predict(model, untimed)
-        normalise = Normalise(config.input, world, channels_last=True)
-        losses = []
-        with torch.inference_mode():
-            for batch in evaluator.loader.batches(0, 5):
-                images = torch.from_numpy(np.concatenate([batch.images, batch.images[:, :, ::-1]]))
-                logits = model.eval()(normalise(images)).chunk(2)
-                mean = (logits[0] + logits[1]) / 2
-                losses.append(torch.nn.functional.cross_entropy(mean, torch.from_numpy(batch.labels), reduction="none"))
-        evaluator.close()
-        assert predicted is not None
-        return predicted.losses, torch.cat(losses).numpy()
-
-    ((predicted, expected),) = run_world(1, body)
+    config = document(tmp_path, evaluate__flip=True)
+    ((predicted, expected),) = run_world(
+        1, partial(predicted_losses_and_those_of_mean_logits, config, make_shard_set())
+    )
     np.testing.assert_allclose(predicted, expected, rtol=1e-4)
+
+
+def predicted_losses_and_those_of_mean_logits(config: RunConfig, shards: Path, world: World) -> Any:
+    model, evaluator = model_and_evaluator(config, shards, world)
+    predicted = evaluator.predict(model, untimed)
+    normalise = Normalise(config.input, world, channels_last=True)
+    losses = []
+    with torch.inference_mode():
+        for batch in evaluator.loader.batches(0, 5):
+            images = torch.from_numpy(np.concatenate([batch.images, batch.images[:, :, ::-1]]))
+            logits = model.eval()(normalise(images)).chunk(2)
+            mean = (logits[0] + logits[1]) / 2
+            losses.append(torch.nn.functional.cross_entropy(mean, torch.from_numpy(batch.labels), reduction="none"))
+    evaluator.close()
+    assert predicted is not None
+    return predicted.losses, torch.cat(losses).numpy()
 
 
 def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -57,8 +58,14 @@ def cases(size: int) -> Iterator[Case]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def oracle_has_short_messages() -> Iterator[None]:
+    with short_messages():
+        yield
+
+
+@contextmanager
 def short_messages() -> Iterator[None]:
-    """Use short segments and slices, so that small buckets have many. The worlds are forked with these values."""
+    """Use short segments and slices, so that small buckets have many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(collectives.SEGMENT_ELEMENTS, "cpu", 7)
         patch.setitem(comm_queue.SLICE_ELEMENTS, "cpu", 32)
@@ -69,6 +76,7 @@ def contribution(rank: int, length: int) -> Tensor:
     return 0.05 + torch.randn(length, generator=torch.Generator().manual_seed(1000 * length + rank))
 
 
+@short_messages()
 def everything(world: World) -> dict[tuple[Case, int], Tensor]:
     means = {}
     for case in cases(world.size):
@@ -84,9 +92,7 @@ def everything(world: World) -> dict[tuple[Case, int], Tensor]:
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
-def worlds(
-    request: pytest.FixtureRequest, run_world: Any, short_messages: None
-) -> list[dict[tuple[Case, int], Tensor]]:
+def worlds(request: pytest.FixtureRequest, run_world: Any) -> list[dict[tuple[Case, int], Tensor]]:
     ranks: list[dict[tuple[Case, int], Tensor]] = run_world(request.param, everything)
     return ranks
 
@@ -127,6 +133,7 @@ def simulated(case: Case, values: list[Tensor]) -> Tensor:
             return reduction.hierarchical(values, case.row or len(values), wire_row, column)
 
 
+@short_messages()
 def halves(world: World) -> None:
     """Assert that reduce-scatter and all-gather make up the all-reduce, and that all-gather does not round."""
     exact = Case("torus2d", 2, shard_over="world").build(world)
@@ -160,6 +167,7 @@ def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(run_world: Any) ->
     run_world(4, halves)
 
 
+@short_messages()
 def as_on_gpus(world: World) -> None:
     """Check the grids with the backend's own collectives, as on GPUs, but with gloo's."""
 
@@ -181,6 +189,7 @@ def test_grids_over_the_backends_own_collectives(run_world: Any) -> None:
     run_world(4, as_on_gpus)
 
 
+@short_messages()
 def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     """Run with ranks 0, 2, 4, 6 on one node and 1, 3, 5, 7 on the other."""
     world = replace(world, node=world.rank % 2)
@@ -209,6 +218,7 @@ def test_rows_follow_the_nodes(run_world: Any) -> None:
         assert (mean - exact).abs().max() < 1e-6
 
 
+@short_messages()
 def misfits(world: World) -> list[tuple[str, object, str]]:
     uneven = replace(world, node=0 if world.rank < 3 else 1)
     messages = []
