@@ -27,10 +27,12 @@ from benchmarks.samples import make_shards
 from podscale.bench.input_rates import BatchSizes, Rate, loader_batches, measure_rounds
 from podscale.config.data import DataSection
 from podscale.config.run_config import RunConfig
+from podscale.config.schedule import CropSection
+from podscale.data.crop import training_crops
 from podscale.data.decode import decode
 from podscale.data.decode_index import SUFFIX
 from podscale.data.loaders.build_loader import unavailable_reason
-from podscale.data.native import CropDecoder
+from podscale.data.native import CropDecoder, kernels
 from podscale.data.shard_set import ShardSet, Split
 from podscale.data.sharding.index_shards import index_shards
 from podscale.errors import InputError
@@ -133,9 +135,6 @@ def opencv(split: Split, batch: int, size: int) -> BatchSizes:
     """simplejpeg decodes, OpenCV resizes linearly without antialiasing (pixels differ from PIL's)."""
     import cv2
 
-    from podscale.config.schedule import CropSection
-    from podscale.data.crop import training_crops
-
     cv2.setNumThreads(1)
     images = np.empty((batch, size, size, 3), dtype=np.uint8)
     for rows in batches(split, batch):
@@ -155,6 +154,23 @@ def decode_only(split: Split, batch: int, size: int) -> BatchSizes:
         for row in rows.tolist():
             decode(split.read(row))
         yield batch
+
+
+def crops_alone(kernels: str) -> Pipeline:
+    """Crops of the extension with a version of its kernels, without the loader around it."""
+
+    def run(split: Split, batch: int, size: int) -> BatchSizes:
+        decoder, images = CropDecoder(1, kernels=kernels), np.empty((batch, size, size, 3), dtype=np.uint8)
+        for rows in batches(split, batch):
+            widths, heights = (split.column(name)[rows].astype(np.int64) for name in ("width", "height"))
+            views = training_crops(
+                0, np.zeros_like(rows), split.keys[rows], widths, heights, crop=CropSection(), size=size
+            )
+            records = [split.read(row) for row in rows.tolist()]
+            decoder.decode(records, heights, widths, views, images, "bilinear", split.decode_indexes(rows))
+            yield batch
+
+    return run
 
 
 def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, None]:
@@ -191,6 +207,7 @@ PIPELINES: dict[str, Pipeline] = {
     for interpolation, ending in FILTERS.items()
     for name, build in FILTERED.items()
 } | {"simplejpeg + OpenCV linear": opencv, "(decoding alone, simplejpeg)": decode_only}
+PIPELINES |= {f"(crops alone with index, {version} kernels)": crops_alone(version) for version in kernels()}
 
 
 def measure(
@@ -198,7 +215,7 @@ def measure(
 ) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
     """Return the speeds of each pipeline, one a round, and the reason of each pipeline that cannot run here."""
     pipelines = {
-        name: partial(pipeline, indexed if name.startswith(INDEXED) else plain, batch, size)
+        name: partial(pipeline, indexed if "with index" in name else plain, batch, size)
         for name, pipeline in PIPELINES.items()
     }
     rates, reasons = measure_rounds(pipelines, ROUNDS, images=max(batch, images // ROUNDS))

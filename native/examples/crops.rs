@@ -1,6 +1,6 @@
 //! Crops of the images on standard input, for the tests of other processors' kernels under an emulator.
 //!
-//! Usage: `crops [portable]`. The version of the kernels is written to standard error. An image has, little-endian: 13
+//! Usage: `crops [KERNELS]`. The version of the kernels is written to standard error. An image has, little-endian: 13
 //! numbers (i64) and its bytes. Three results are written of each: decoded without a decode index, with one, and from
 //! packed coefficients. A result is a byte of 0 and the pixels, or the number of the refusal.
 
@@ -16,13 +16,15 @@ const NUMBERS: usize = 13;
 const INTERVAL: u16 = 4;
 
 fn main() -> io::Result<()> {
-    let portable = std::env::args().nth(1).as_deref() == Some("portable");
-    let version = if portable { Version::Portable } else { Version::fastest() };
+    let version = match std::env::args().nth(1) {
+        None => Version::fastest(),
+        Some(name) => Version::named(&name).expect("kernels of this processor"),
+    };
     eprintln!("{}", version.name());
     let mut input = Vec::new();
     io::stdin().read_to_end(&mut input)?;
     let (mut rest, mut output) = (&input[..], BufWriter::new(io::stdout()));
-    let mut cropper = Cropper::new(portable);
+    let mut cropper = Cropper::new(version);
     while !rest.is_empty() {
         let (numbers, bytes) = rest.split_at(8 * NUMBERS);
         let number = |at: usize| i64::from_le_bytes(numbers[8 * at..8 * at + 8].try_into().expect("8 bytes"));
@@ -55,7 +57,7 @@ fn main() -> io::Result<()> {
         write(run(Image::Jpeg { file, index: &[] }))?;
         let index = build_index(file, INTERVAL, usize::MAX);
         write(run(Image::Jpeg { file, index: &index }))?;
-        let mut packer = Cropper::new(portable);
+        let mut packer = Cropper::new(version);
         let packed = packer.pack(file, usize::MAX);
         write(packed.and_then(|packed| run(Image::Coefficients(packed.unwrap_or_default()))))?;
     }

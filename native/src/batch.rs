@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 use crate::crop::{Crop, Cropper, Image, Resize};
+use crate::kernels::Version;
 use crate::refusal::Refusal;
 
 /// Crop of a batch.
@@ -29,12 +30,12 @@ pub struct PackJob<'a> {
 pub struct BatchDecoder {
     croppers: Mutex<Vec<Cropper>>,
     threads: usize,
-    portable: bool,
+    version: Version,
 }
 
 impl BatchDecoder {
-    pub fn new(threads: usize, portable: bool) -> Self {
-        BatchDecoder { croppers: Mutex::new(Vec::new()), threads: threads.max(1), portable }
+    pub fn new(threads: usize, version: Version) -> Self {
+        BatchDecoder { croppers: Mutex::new(Vec::new()), threads: threads.max(1), version }
     }
 
     /// Decode the jobs. Several batches at a time are allowed; each uses `threads` threads.
@@ -74,7 +75,7 @@ impl BatchDecoder {
 
     fn with_cropper(&self, body: impl FnOnce(&mut Cropper)) {
         let kept = self.croppers.lock().ok().and_then(|mut croppers| croppers.pop());
-        let mut cropper = kept.unwrap_or_else(|| Cropper::new(self.portable));
+        let mut cropper = kept.unwrap_or_else(|| Cropper::new(self.version));
         body(&mut cropper);
         if let Ok(mut croppers) = self.croppers.lock() {
             croppers.push(cropper);

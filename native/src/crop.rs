@@ -6,10 +6,10 @@ use crate::coefficients::Packed;
 use crate::color::{ColorRows, Decoded, Pixels, Rows};
 use crate::header::{self, Frame};
 use crate::index::Cursor;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::Avx2;
 #[cfg(target_arch = "aarch64")]
 use crate::kernels::Neon;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::{Avx2, Avx512};
 use crate::kernels::{Kernels, Portable, Version};
 use crate::memory::reserve;
 use crate::refusal::Refusal;
@@ -114,9 +114,9 @@ struct Resizer {
 }
 
 impl Cropper {
-    /// Create a decoder; with `portable` it does not use the processor's vector instructions.
-    pub fn new(portable: bool) -> Self {
-        let version = if portable { Version::Portable } else { Version::fastest() };
+    /// Create a decoder with a version of the kernels, which `Version::available` has.
+    pub fn new(version: Version) -> Self {
+        assert!(Version::available().contains(&version));
         Cropper { version, decoder: Decoder::default() }
     }
 
@@ -127,6 +127,9 @@ impl Cropper {
             // SAFETY: the processor has these instructions.
             #[cfg(target_arch = "x86_64")]
             Version::Avx2 => unsafe { self.decoder.run_avx2(image, crop, resize, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx512 => unsafe { self.decoder.run_avx512(image, crop, resize, out) },
             #[cfg(target_arch = "aarch64")]
             Version::Neon => self.decoder.run::<Neon>(image, crop, resize, out),
         }
@@ -138,6 +141,8 @@ impl Cropper {
             Version::Portable => self.decoder.pack::<Portable>(file, limit),
             #[cfg(target_arch = "x86_64")]
             Version::Avx2 => self.decoder.pack::<Avx2>(file, limit),
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx512 => self.decoder.pack::<Avx512>(file, limit),
             #[cfg(target_arch = "aarch64")]
             Version::Neon => self.decoder.pack::<Neon>(file, limit),
         }
@@ -154,6 +159,8 @@ pub fn build_index(file: &[u8], interval: u16, max_percent: usize) -> Vec<u8> {
             Version::Portable => decoder.index::<Portable>(file, &header, interval, max_percent),
             #[cfg(target_arch = "x86_64")]
             Version::Avx2 => decoder.index::<Avx2>(file, &header, interval, max_percent),
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx512 => decoder.index::<Avx512>(file, &header, interval, max_percent),
             #[cfg(target_arch = "aarch64")]
             Version::Neon => decoder.index::<Neon>(file, &header, interval, max_percent),
         }
@@ -172,6 +179,13 @@ impl Decoder {
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     fn run_avx2(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
         self.run::<Avx2>(image, crop, resize, out)
+    }
+
+    /// As `run`, compiled for a processor with AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512vl,avx512vbmi2,avx512vnni")]
+    fn run_avx512(&mut self, image: Image, crop: &Crop, resize: Resize, out: &mut [u8]) -> Result<(), Refusal> {
+        self.run::<Avx512>(image, crop, resize, out)
     }
 
     #[inline(always)]

@@ -1,4 +1,7 @@
-//! Kernels in three versions, with equal results: portable Rust, AVX2 if the processor has it, and NEON on ARM.
+//! Kernels in several versions, with equal results: portable Rust, AVX2 and AVX-512 if the processor has them, and NEON
+//! on ARM.
+
+use std::sync::OnceLock;
 
 use crate::block::Block;
 use crate::coefficients::{self, Packed, Packer, Window};
@@ -107,26 +110,46 @@ pub enum Version {
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
 
 impl Version {
-    /// Return the fastest version that this processor runs.
-    pub fn fastest() -> Self {
+    /// Return the versions that this processor runs, the fastest first.
+    pub fn available() -> Vec<Self> {
+        let mut versions = vec![Version::Portable];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("bmi1")
             && is_x86_feature_detected!("bmi2")
             && is_x86_feature_detected!("popcnt")
         {
-            return Version::Avx2;
+            versions.insert(0, Version::Avx2);
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vbmi2")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                versions.insert(0, Version::Avx512);
+            }
         }
         #[cfg(target_arch = "aarch64")]
-        let others = Version::Neon; // part of every such processor
-        #[cfg(not(target_arch = "aarch64"))]
-        let others = Version::Portable;
-        others
+        versions.insert(0, Version::Neon); // part of every such processor
+        versions
+    }
+
+    /// Return the fastest version that this processor runs.
+    pub fn fastest() -> Self {
+        static FASTEST: OnceLock<Version> = OnceLock::new();
+        *FASTEST.get_or_init(|| Version::available()[0])
+    }
+
+    /// Return the version of a name; None if there is none that this processor runs.
+    pub fn named(name: &str) -> Option<Self> {
+        Version::available().into_iter().find(|version| version.name() == name)
     }
 
     pub fn name(self) -> &'static str {
@@ -134,134 +157,127 @@ impl Version {
             Version::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Version::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Version::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]
             Version::Neon => "neon",
         }
     }
 }
 
-/// Kernels for processors with AVX2. Only `crop` names them, for `Version::Avx2`.
+/// The kernels of a module of each room, which are compiled for instructions that not every processor has.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! kernels_of {
+    ($module:ident) => {
+        #[inline(always)]
+        fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
+            // SAFETY: the processor has the instructions, or the type would not have been named. So in the others.
+            unsafe { coefficients::$module::write_packed(window, steps, samples, stride) }
+        }
+
+        #[inline(always)]
+        fn dequantise(block: &mut Block, steps: &Block) -> u32 {
+            // SAFETY: as above.
+            unsafe { idct::$module::dequantise(block, steps) }
+        }
+
+        #[inline(always)]
+        fn idct(block: &Block, samples: &mut [u8], stride: usize) {
+            // SAFETY: as above.
+            unsafe { idct::$module::idct(block, samples, stride) }
+        }
+
+        #[inline(always)]
+        fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
+            // SAFETY: as above.
+            unsafe { color::$module::convert(y, cb, cr, pixels) }
+        }
+
+        #[inline(always)]
+        fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
+            // SAFETY: as above.
+            unsafe { resample::$module::horizontal(axis, rows, outputs, mirror) }
+        }
+
+        #[inline(always)]
+        fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
+            // SAFETY: as above.
+            unsafe { resample::$module::vertical(axis, at, rows, stride, out) }
+        }
+    };
+}
+
+/// The loops around the kernels, compiled for the same instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! loops_of {
+    ($module:ident) => {
+        #[inline(always)]
+        fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+            // SAFETY: the processor has the instructions, or the type would not have been named. So in the others.
+            unsafe { scan::$module::pass_mcus(scan, stop) }
+        }
+
+        #[inline(always)]
+        fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+            // SAFETY: as above.
+            unsafe { scan::$module::pack_mcus(scan, stop, packer) }
+        }
+
+        #[inline(always)]
+        fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
+            // SAFETY: as above.
+            unsafe { coefficients::$module::decode_row(packed, region, row, planes) }
+        }
+
+        #[inline(always)]
+        fn decode_mcus(
+            scan: &mut Scan,
+            planes: &mut [Plane; 3],
+            place: (usize, usize),
+            stop: usize,
+        ) -> Result<(), Refusal> {
+            // SAFETY: as above.
+            unsafe { scan::$module::decode_mcus(scan, planes, place, stop) }
+        }
+
+        #[inline(always)]
+        fn decode_pairs(
+            scans: (&mut Scan, &mut Scan),
+            planes: &mut [Plane; 3],
+            place: (usize, usize),
+            count: usize,
+        ) -> Result<(), Refusal> {
+            // SAFETY: as above.
+            unsafe { scan::$module::decode_pairs(scans, planes, place, count) }
+        }
+    };
+}
+
+/// Kernels for processors with AVX2 and BMI. Only `crop` names them, for `Version::Avx2`.
 #[cfg(target_arch = "x86_64")]
 pub struct Avx2;
 
 #[cfg(target_arch = "x86_64")]
 impl Kernels for Avx2 {
-    #[inline(always)]
-    fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
-        // SAFETY: the processor has AVX2 and BMI, or this type would not have been named. So in the functions below.
-        unsafe { scan::avx2::pass_mcus(scan, stop) }
-    }
-
-    #[inline(always)]
-    fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
-        // SAFETY: as above.
-        unsafe { scan::avx2::pack_mcus(scan, stop, packer) }
-    }
-
-    #[inline(always)]
-    fn decode_packed(packed: &Packed, region: &Region, row: usize, planes: &mut [Plane; 3]) -> Result<(), Refusal> {
-        // SAFETY: as above.
-        unsafe { coefficients::avx2::decode_row(packed, region, row, planes) }
-    }
-
-    #[inline(always)]
-    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
-        // SAFETY: as above.
-        unsafe { coefficients::avx2::write_packed(window, steps, samples, stride) }
-    }
-
-    #[inline(always)]
-    fn decode_mcus(
-        scan: &mut Scan,
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        stop: usize,
-    ) -> Result<(), Refusal> {
-        // SAFETY: as above.
-        unsafe { scan::avx2::decode_mcus(scan, planes, place, stop) }
-    }
-
-    #[inline(always)]
-    fn decode_pairs(
-        scans: (&mut Scan, &mut Scan),
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        count: usize,
-    ) -> Result<(), Refusal> {
-        // SAFETY: as above.
-        unsafe { scan::avx2::decode_pairs(scans, planes, place, count) }
-    }
-
-    #[inline(always)]
-    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
-        // SAFETY: as above.
-        unsafe { idct::avx2::dequantise(block, steps) }
-    }
-
-    #[inline(always)]
-    fn idct(block: &Block, samples: &mut [u8], stride: usize) {
-        // SAFETY: as above.
-        unsafe { idct::avx2::idct(block, samples, stride) }
-    }
-
-    #[inline(always)]
-    fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
-        // SAFETY: as above.
-        unsafe { color::avx2::convert(y, cb, cr, pixels) }
-    }
-
-    #[inline(always)]
-    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
-        // SAFETY: as above.
-        unsafe { resample::avx2::horizontal(axis, rows, outputs, mirror) }
-    }
-
-    #[inline(always)]
-    fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
-        // SAFETY: as above.
-        unsafe { resample::avx2::vertical(axis, at, rows, stride, out) }
-    }
+    loops_of!(avx2);
+    kernels_of!(avx2);
 }
 
-/// Kernels for ARM processors of 64 bits, which all have NEON.
+/// Kernels for processors with AVX-512, from Ice Lake and Zen 4 on. Only `crop` names them, for `Version::Avx512`.
+#[cfg(target_arch = "x86_64")]
+pub struct Avx512;
+
+#[cfg(target_arch = "x86_64")]
+impl Kernels for Avx512 {
+    loops_of!(avx512);
+    kernels_of!(avx512);
+}
+
+/// Kernels for ARM processors of 64 bits, which all have NEON, so the loops need no code of their own.
 #[cfg(target_arch = "aarch64")]
 pub struct Neon;
 
 #[cfg(target_arch = "aarch64")]
 impl Kernels for Neon {
-    #[inline(always)]
-    fn write_packed(window: &Window, steps: &Block, samples: &mut [u8], stride: usize) -> Result<(), Refusal> {
-        // SAFETY: the processor has NEON. So in the functions below.
-        unsafe { coefficients::neon::write_packed(window, steps, samples, stride) }
-    }
-
-    #[inline(always)]
-    fn dequantise(block: &mut Block, steps: &Block) -> u32 {
-        // SAFETY: as above.
-        unsafe { idct::neon::dequantise(block, steps) }
-    }
-
-    #[inline(always)]
-    fn idct(block: &Block, samples: &mut [u8], stride: usize) {
-        // SAFETY: as above.
-        unsafe { idct::neon::idct(block, samples, stride) }
-    }
-
-    #[inline(always)]
-    fn convert(y: &[u8], cb: &[u8], cr: &[u8], pixels: &mut [u8]) {
-        // SAFETY: as above.
-        unsafe { color::neon::convert(y, cb, cr, pixels) }
-    }
-
-    #[inline(always)]
-    fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
-        // SAFETY: as above.
-        unsafe { resample::neon::horizontal(axis, rows, outputs, mirror) }
-    }
-
-    #[inline(always)]
-    fn vertical(axis: &Axis, at: usize, rows: &[u8], stride: usize, out: &mut [u8]) {
-        // SAFETY: as above.
-        unsafe { resample::neon::vertical(axis, at, rows, stride, out) }
-    }
+    kernels_of!(neon);
 }

@@ -25,9 +25,14 @@ struct CropDecoder(BatchDecoder);
 #[pymethods]
 impl CropDecoder {
     #[new]
-    #[pyo3(signature = (threads, *, portable = false))]
-    fn new(threads: usize, portable: bool) -> Self {
-        CropDecoder(BatchDecoder::new(threads, portable))
+    #[pyo3(signature = (threads, kernels = None))]
+    fn new(threads: usize, kernels: Option<&str>) -> PyResult<Self> {
+        let version = match kernels {
+            None => Version::fastest(),
+            Some(name) => Version::named(name)
+                .ok_or_else(|| PyValueError::new_err(format!("this processor has no kernels {name:?}")))?,
+        };
+        Ok(CropDecoder(BatchDecoder::new(threads, version)))
     }
 
     /// Decode crops of JPEGs without the GIL.
@@ -220,10 +225,10 @@ fn writable(buffer: &PyBuffer<u8>) -> PyResult<&mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), buffer.item_count()) })
 }
 
-/// Return the version of the kernels that this processor runs: avx2, neon or portable.
+/// Return the versions of the kernels that this processor runs, the fastest first: avx512, avx2, neon, portable.
 #[pyfunction]
-fn kernels() -> &'static str {
-    Version::fastest().name()
+fn kernels() -> Vec<&'static str> {
+    Version::available().into_iter().map(Version::name).collect()
 }
 
 /// Return the decode index of a JPEG, at most `max_percent` of its bytes; empty if it needs none or is refused.

@@ -441,39 +441,48 @@ pub fn decode_pairs<K: Kernels>(
     Ok(())
 }
 
-/// The hot loops, compiled for a processor with AVX2 and BMI.
+/// The hot loops, compiled for the instructions of a version of the kernels.
 #[cfg(target_arch = "x86_64")]
-pub mod avx2 {
-    use super::{Packer, Plane, Refusal, Scan};
-    use crate::kernels::Avx2;
+macro_rules! loops {
+    ($module:ident, $kernels:ident, $features:literal) => {
+        pub mod $module {
+            use super::{Packer, Plane, Refusal, Scan};
+            use crate::kernels::$kernels;
 
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    pub fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
-        scan.pass_mcus(stop)
-    }
+            #[target_feature(enable = $features)]
+            pub fn pass_mcus(scan: &mut Scan, stop: usize) -> Result<(), Refusal> {
+                scan.pass_mcus(stop)
+            }
 
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    pub fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
-        scan.pack_mcus(stop, packer)
-    }
+            #[target_feature(enable = $features)]
+            pub fn pack_mcus(scan: &mut Scan, stop: usize, packer: &mut Packer) -> Result<(), Refusal> {
+                scan.pack_mcus(stop, packer)
+            }
 
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    pub fn decode_mcus(
-        scan: &mut Scan,
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        stop: usize,
-    ) -> Result<(), Refusal> {
-        scan.decode_mcus::<Avx2>(planes, place, stop)
-    }
+            #[target_feature(enable = $features)]
+            pub fn decode_mcus(
+                scan: &mut Scan,
+                planes: &mut [Plane; 3],
+                place: (usize, usize),
+                stop: usize,
+            ) -> Result<(), Refusal> {
+                scan.decode_mcus::<$kernels>(planes, place, stop)
+            }
 
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    pub fn decode_pairs(
-        scans: (&mut Scan, &mut Scan),
-        planes: &mut [Plane; 3],
-        place: (usize, usize),
-        count: usize,
-    ) -> Result<(), Refusal> {
-        super::decode_pairs::<Avx2>(scans, planes, place, count)
-    }
+            #[target_feature(enable = $features)]
+            pub fn decode_pairs(
+                scans: (&mut Scan, &mut Scan),
+                planes: &mut [Plane; 3],
+                place: (usize, usize),
+                count: usize,
+            ) -> Result<(), Refusal> {
+                super::decode_pairs::<$kernels>(scans, planes, place, count)
+            }
+        }
+    };
 }
+
+#[cfg(target_arch = "x86_64")]
+loops!(avx2, Avx2, "avx2,bmi1,bmi2,popcnt");
+#[cfg(target_arch = "x86_64")]
+loops!(avx512, Avx512, "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vl,avx512vbmi2,avx512vnni");

@@ -180,12 +180,13 @@ def _check_native_extension() -> CheckResult:
     subject = "native decoder"
     if not native.is_installed():
         found = "not installed: images for CPUs are decoded at less than half the speed, with the same pixels"
-        advice = "install the wheel of Podscale for this kind of machine, or cargo (Rust 1.87 or later) and its source"
+        advice = "install the wheel of Podscale for this kind of machine, or cargo (Rust 1.89 or later) and its source"
         return CheckResult(subject, "note", found, advice)
     if not native.is_available():
         found = "not used: the installed Pillow has other pixels; images for CPUs are decoded at half the speed"
         return CheckResult(subject, "note", found, "install the Pillow of requirements/run.txt, or any from 11 to 13")
-    if (kernels := native.kernels()) == "portable":
+    kernels = native.kernels()[0]
+    if kernels == "portable":
         found = "slower: this processor has neither AVX2 nor NEON"
         return CheckResult(subject, "note", found, "none: the pixels are the same")
     return CheckResult(subject, "ok", f"with {kernels.upper()}")

@@ -89,9 +89,12 @@ def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: in
     return bytes(_native.build_index(record, interval, max_percent))
 
 
-def kernels() -> str:
-    """Return the extension's kernels for this processor: `avx2`, `neon`, or `portable` with the same pixels."""
-    return str(_native.kernels())
+def kernels() -> list[str]:
+    """Return the versions of the extension's kernels that this processor runs, the fastest first.
+
+    They are `avx512`, `avx2`, `neon` and `portable`, all with the same pixels. Empty without the extension.
+    """
+    return list(_native.kernels()) if is_available() else []
 
 
 def can_share_images() -> bool:
@@ -125,12 +128,12 @@ class CropDecoder:
     """Decoder of batches of crops in `threads` threads, without the GIL. Safe from several threads.
 
     Args:
-        portable: do not use AVX2.
+        kernels: version of the kernels, one of `kernels()`; default: the fastest.
         order: order of the passes of the resize; default: the installed Pillow's.
     """
 
-    def __init__(self, threads: int, *, portable: bool = False, order: PassOrder | None = None) -> None:
-        self._decoder = _native.CropDecoder(threads, portable=portable)
+    def __init__(self, threads: int, *, kernels: str | None = None, order: PassOrder | None = None) -> None:
+        self._decoder = _native.CropDecoder(threads, kernels)
         self._rows_first = (order or pillow_order()) == "rows first"
 
     def decode(

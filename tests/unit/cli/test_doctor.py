@@ -50,8 +50,8 @@ def test_what_is_missing_is_reported(monkeypatch, tmp_path):
 
 def test_the_native_decoder_and_the_cost_of_its_absence(monkeypatch, tmp_path):
     check = by_subject(machine_doctor.check_machine(tmp_path))["native decoder"]
-    assert check.verdict == ("ok" if native.is_available() and native.kernels() != "portable" else "note")
-    monkeypatch.setattr(native, "_native", SimpleNamespace(kernels=lambda: "portable"))
+    assert check.verdict == ("ok" if native.kernels()[:1] not in ([], ["portable"]) else "note")
+    monkeypatch.setattr(native, "_native", SimpleNamespace(kernels=lambda: ["portable"]))
     monkeypatch.setattr(native, "pillow_order", lambda: "rows first")
     assert "neither AVX2" in by_subject(machine_doctor.check_machine(tmp_path))["native decoder"].found
     monkeypatch.setattr(native, "pillow_order", lambda: None)

@@ -33,7 +33,7 @@ from tests.support.shard_set import encode_image, smooth_pixels
 pytestmark = needs_native
 
 SIZE = 24
-PORTABLE = pytest.mark.parametrize("portable", [False, True], ids=["fastest", "portable"])
+KERNELS = pytest.mark.parametrize("kernels", native_module.kernels())
 
 
 def expected(record: Pixels, shape: tuple[int, int], crop: CropParams, size: int, filtered: Interpolation) -> Pixels:
@@ -70,10 +70,10 @@ def test_the_extension_is_used_with_the_installed_pillow() -> None:
     assert is_available()
 
 
-@PORTABLE
+@KERNELS
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_crops_are_those_of_the_reference(kind, portable) -> None:
-    decoder, generator = CropDecoder(1, portable=portable), np.random.default_rng(1)
+def test_crops_are_those_of_the_reference(kind, kernels) -> None:
+    decoder, generator = CropDecoder(1, kernels=kernels), np.random.default_rng(1)
     for height, width in SHAPES:
         record = as_record(encoded(kind, height, width))
         crops = random_crops(generator, height, width, SIZE)
@@ -107,10 +107,10 @@ def rows_first(pixels, crop, size, interpolation):
     return crop_and_resize(np.asarray(narrow), crop._replace(left=0, top=0, width=crop.out_width), size, interpolation)
 
 
-@PORTABLE
+@KERNELS
 @pytest.mark.parametrize("filtered", ["bilinear", "bicubic"])
-def test_rows_come_first_for_an_older_pillow(portable, filtered) -> None:
-    decoder, pixels = CropDecoder(1, portable=portable, order="rows first"), smooth_pixels(3, 210, 190)
+def test_rows_come_first_for_an_older_pillow(kernels, filtered) -> None:
+    decoder, pixels = CropDecoder(1, kernels=kernels, order="rows first"), smooth_pixels(3, 210, 190)
     pixels ^= np.random.default_rng(0).integers(0, 64, pixels.shape).astype(np.uint8)
     crops = [
         CropParams(7, 5, width, height, 24, 24, 0, 0, False)
@@ -124,10 +124,10 @@ def test_rows_come_first_for_an_older_pillow(portable, filtered) -> None:
         assert np.array_equal(image, np.asarray(rows_first(pixels, crop, SIZE, filtered))), crop
 
 
-@PORTABLE
-def test_both_orders_of_the_passes_are_pillows(portable) -> None:
+@KERNELS
+def test_both_orders_of_the_passes_are_pillows(kernels) -> None:
     """Pillow 13 resizes vertically first if the height shrinks by more than twice what the width does."""
-    decoder, pixels = CropDecoder(1, portable=portable), smooth_pixels(3, 210, 190)
+    decoder, pixels = CropDecoder(1, kernels=kernels), smooth_pixels(3, 210, 190)
     pixels ^= np.random.default_rng(0).integers(0, 64, pixels.shape).astype(np.uint8)
     sides = [20, 23, 24, 25, 40, 55, 56, 57, 73, 121, 154, 190]
     crops = [CropParams(0, 0, width, height, 24, 24, 0, 0, False) for width in sides for height in (*sides, 210)]
@@ -148,9 +148,9 @@ def test_a_very_long_image_is_resized_by_its_short_side(height, width) -> None:
     assert np.array_equal(images[0], expected(record, (height, width), crop, SIZE, "bilinear"))
 
 
-@PORTABLE
-def test_decoded_images_are_cropped_the_same(portable) -> None:
-    decoder, generator = CropDecoder(2, portable=portable), np.random.default_rng(2)
+@KERNELS
+def test_decoded_images_are_cropped_the_same(kernels) -> None:
+    decoder, generator = CropDecoder(2, kernels=kernels), np.random.default_rng(2)
     for height, width in SHAPES:
         pixels = generator.integers(0, 256, (height, width, 3)).astype(np.uint8)
         crops = random_crops(generator, height, width, SIZE)
@@ -160,10 +160,10 @@ def test_decoded_images_are_cropped_the_same(portable) -> None:
             assert np.array_equal(image, expected(pixels, (height, width), crop, SIZE, "bicubic")), crop
 
 
-@PORTABLE
-def test_extreme_blocks_are_exact_or_refused(portable) -> None:
+@KERNELS
+def test_extreme_blocks_are_exact_or_refused(kernels) -> None:
     """Black and white noise has the largest coefficients; 16-bit steps of libjpeg's SIMD code may overflow."""
-    decoder, generator = CropDecoder(1, portable=portable), np.random.default_rng(3)
+    decoder, generator = CropDecoder(1, kernels=kernels), np.random.default_rng(3)
     statuses: Counter[int] = Counter()
     for attempt in range(60):
         shape = (40, 56)
@@ -383,11 +383,11 @@ def test_arrays_of_another_size_or_type_are_an_error() -> None:
         decoder.decode([record, record], *sides, crops, whole, "bilinear")
 
 
-@PORTABLE
+@KERNELS
 @pytest.mark.parametrize("kind", ["gray", "4:4:4", "4:2:2", "4:2:0"])
-def test_damaged_coefficients_do_no_harm(kind, portable) -> None:
+def test_damaged_coefficients_do_no_harm(kind, kernels) -> None:
     """No crash and no read out of bounds, whatever the bytes. Cut ones are refused."""
-    decoder, generator = CropDecoder(1, portable=portable), np.random.default_rng(7)
+    decoder, generator = CropDecoder(1, kernels=kernels), np.random.default_rng(7)
     good = np.frombuffer(pack(decoder, as_record(encoded(kind, 60, 70))).packed, dtype=np.uint8)
     blocks_end = len(good) - 152  # zeros behind the blocks
     for length in [*range(600), *range(600, blocks_end, 37), blocks_end]:
@@ -413,9 +413,9 @@ def test_coefficients_have_at_most_the_bytes_of_their_limit() -> None:
         decoder.pack([record], [])
 
 
-@PORTABLE
-def test_coefficients_are_resized_in_the_order_of_an_older_pillow(portable) -> None:
-    decoder, record = CropDecoder(1, portable=portable, order="rows first"), as_record(encoded("4:4:4", 150, 101))
+@KERNELS
+def test_coefficients_are_resized_in_the_order_of_an_older_pillow(kernels) -> None:
+    decoder, record = CropDecoder(1, kernels=kernels, order="rows first"), as_record(encoded("4:4:4", 150, 101))
     crops = [CropParams(3, 2, width, 140, SIZE, SIZE, 0, 0, False) for width in (1, 20, 57)]
     images, status = native(decoder, pack(decoder, record), (150, 101), crops)
     assert not status.any()

@@ -28,7 +28,7 @@ from tests.support.loading import (
 )
 from tests.support.shard_set import encode_image, smooth_pixels
 from tests.unit.data.test_native import (
-    PORTABLE,
+    KERNELS,
     SAMPLINGS,
     SHAPES,
     SIZE,
@@ -49,15 +49,15 @@ def dense_index(record: Pixels, interval: int) -> Pixels:
 
 
 def decode_with(
-    index: Pixels, record: Pixels, shape: tuple[int, int], crops: Sequence[CropParams], *, portable: bool = False
+    index: Pixels, record: Pixels, shape: tuple[int, int], crops: Sequence[CropParams], *, kernels: str | None = None
 ) -> tuple[Pixels, Pixels]:
     """Return the crops of one image with this index, and their status."""
-    return native(CropDecoder(1, portable=portable), record, shape, crops, index=index)
+    return native(CropDecoder(1, kernels=kernels), record, shape, crops, index=index)
 
 
-@PORTABLE
+@KERNELS
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_crops_are_those_of_the_reference(kind, portable) -> None:
+def test_crops_are_those_of_the_reference(kind, kernels) -> None:
     generator = np.random.default_rng(1)
     indexed = 0
     for height, width in SHAPES:
@@ -66,7 +66,7 @@ def test_crops_are_those_of_the_reference(kind, portable) -> None:
         for interval in (1, 2, 3, 8, 50):
             index = dense_index(record, interval)
             indexed += len(index) > 0
-            images, status = decode_with(index, record, (height, width), crops, portable=portable)
+            images, status = decode_with(index, record, (height, width), crops, kernels=kernels)
             assert not status.any(), (height, width, interval, status)
             for crop, image in zip(crops, images, strict=True):
                 want = expected(record, (height, width), crop, SIZE, "bilinear")
