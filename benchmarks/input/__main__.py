@@ -1,0 +1,186 @@
+"""Images per CPU-second from a shard set to training batches, by Podscale's loaders and by others.
+
+    podscale shard <document> && python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224]
+
+Every pipeline decodes, takes a random resized crop, flips half of the images and returns uint8 [n, 224, 224, 3]. CPU
+time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
+pipelines take turns in every round, each after a warm-up. A value is the best of the rounds; a ratio is the median over
+the rounds of the images per CPU-second, divided by those of PIL + torchvision with the same filter in the same round.
+The shard sets are read through links in a temporary folder, once with new decode indexes and once without any. The
+loader with kept coefficients reads an epoch before its first round, and stays open between rounds.
+
+Further tables have the augmentation recipes of presets beside their authors' transforms, and the parts of a crop alone.
+webdataset, timm, TensorFlow and OpenCV are measured if they are installed.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.conditions import head
+from benchmarks.harness import Options, write_results
+from benchmarks.input import others
+from benchmarks.input.limits import limits
+from benchmarks.input.pipelines import Pipeline, crops_alone, kept_coefficients, podscale_loader
+from benchmarks.input.recipes import RECIPES, preset_loader
+from benchmarks.measure import median_ratio
+from benchmarks.samples import make_shards
+from podscale.bench.input_rates import OpenPipeline, Rate, measure_rounds
+from podscale.config.data import DataSection
+from podscale.data.decode_index import SUFFIX
+from podscale.data.loaders.build_loader import unavailable_reason
+from podscale.data.native import CropDecoder, kernels
+from podscale.data.shard_set import ShardSet, Split
+from podscale.data.sharding.index_shards import index_shards
+from podscale.errors import InputError
+
+ROUNDS = 5
+PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
+READING = """`input.loader=auto` takes `native` on CPUs, without the extension `reference`; both have PIL's pixels to
+the bit. The extension decodes only the blocks under a crop. With a decode index, which sharding writes by default, it
+does not read the Huffman codes before the crop either. With kept coefficients (`input.decoded_cache_bytes`) it reads no
+Huffman codes after the first epoch. The reference decodes down to the crop with simplejpeg, and PIL
+resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
+
+REFERENCE = "podscale reference (PIL's pixels)"
+USUAL = "PIL + torchvision transforms"
+NATIVE = "podscale native (PIL's pixels)"
+COEFFICIENTS = "podscale native, kept coefficients (PIL's pixels)"
+INDEXED = "podscale native with index (PIL's pixels)"
+FILTERS = {"bilinear": "", "bicubic": ", bicubic"}
+"""Filters, and the ends of the names of their pipelines."""
+FILTERED: dict[str, Callable[[str], Pipeline]] = {
+    COEFFICIENTS: kept_coefficients,
+    INDEXED: partial(podscale_loader, "native"),
+    NATIVE: partial(podscale_loader, "native"),
+    REFERENCE: partial(podscale_loader, "reference"),
+    "podscale dali (CPU)": partial(podscale_loader, "dali"),
+    USUAL: others.pil_transforms,
+    "PIL + timm's transforms": others.timm_transforms,
+    "torchvision decode_jpeg + tensor transforms": others.tensor_transforms,
+}
+"""Pipelines by the filter that they resize with."""
+PIPELINES: dict[str, Pipeline] = {
+    f"{name}{ending}": build(interpolation)
+    for interpolation, ending in FILTERS.items()
+    for name, build in FILTERED.items()
+} | {
+    "webdataset, PIL + torchvision transforms": others.webdataset,
+    "tf.data, decode_and_crop_jpeg (without antialiasing)": others.tf_data,
+    "simplejpeg + OpenCV linear": others.opencv,
+    "(decoding alone, simplejpeg)": others.decode_only,
+}
+PIPELINES |= {f"(crops alone with index, {version} kernels)": crops_alone(version) for version in kernels()}
+
+
+def measure(pipelines: Mapping[str, OpenPipeline], images: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
+    """Return the speeds of each pipeline, one a round, and the reason of each pipeline that cannot run here."""
+    rates, reasons = measure_rounds(pipelines, ROUNDS, images=max(1, images // ROUNDS))
+    for name, error in reasons.items():
+        if name == REFERENCE or not isinstance(error, ImportError | InputError):
+            raise error
+    return rates, reasons
+
+
+def kept_bytes(split: Split) -> tuple[float, float]:
+    """Return the mean bytes of an image in the decoded cache: as coefficients, and as pixels."""
+    pixels = (3 * split.column("height").astype(np.int64) * split.column("width")).tolist()
+    records = [split.read(row) for row in range(len(split))]
+    packed = CropDecoder(1).pack(records, pixels)
+    kept = [size if one is None else one.nbytes for one, size in zip(packed, pixels, strict=True)]
+    return sum(kept) / len(kept), sum(pixels) / len(pixels)
+
+
+def link(directory: Path, target: Path) -> Path:
+    """Fill a folder with links to the files of a shard set, without its decode indexes."""
+    for path in directory.rglob("*"):
+        if path.is_file() and path.suffix != SUFFIX:
+            place = target / path.relative_to(directory)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path.resolve())
+    return target
+
+
+def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> list[str]:
+    """Return the table of one shard set."""
+    folders = [link(Path(directory), scratch / name / Path(directory).name) for name in ("plain", "indexed")]
+    interval, index = DataSection().decode_index, ""
+    if interval is not None and not unavailable_reason("native", "cpu"):
+        written = index_shards(folders[1], interval)
+        index = f"; decode index of {written.index_bytes / written.shard_bytes:.1%} of the shards"
+    split, indexed = (ShardSet.open(folder).split("train") for folder in folders)
+    kilobytes = split.column("size").mean() / 1000
+    lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px{index}:", ""]
+    lines += ["| pipeline | images per CPU-second | ratio to PIL + torchvision | images/s |", "|---|---:|---:|---:|"]
+    pipelines = {
+        name: partial(pipeline, indexed if "with index" in name else split, batch, size)
+        for name, pipeline in PIPELINES.items()
+    }
+    rates, reasons = measure(pipelines, images)
+    for name in PIPELINES:
+        if name in reasons:
+            lines.append(f"| {name} | not measured: {reasons[name]} | | |")
+            continue
+        best = max(rates[name])
+        usual = rates[USUAL + FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]]
+        ratio = f"{_ratio(rates[name], usual):.2f}" if usual else ""
+        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {ratio} | {best.per_second:.0f} |")
+    lines.append("")
+    if rates[INDEXED] and rates[NATIVE]:
+        ratios = [_ratio(rates[INDEXED + ending], rates[NATIVE + ending]) for ending in FILTERS.values()]
+        lines += [f"`native` with index to `native` without: {ratios[0]:.2f}, bicubic {ratios[1]:.2f}.", ""]
+    if rates[COEFFICIENTS]:
+        kept, pixels = (size / 1000 for size in kept_bytes(split))
+        lines += [f"An image in memory takes {kept:.1f} kB as coefficients, {pixels:.1f} kB as pixels.", ""]
+    lines += recipes(indexed, images, batch)
+    if not unavailable_reason("native", "cpu"):
+        lines += [*limits(indexed, images, size), ""]
+    return lines
+
+
+def recipes(split: Split, images: int, batch: int) -> list[str]:
+    """Return the table of the augmentation recipes."""
+    pipelines: dict[str, OpenPipeline] = {}
+    for preset, recipe in RECIPES.items():
+        loader, side = preset_loader(preset)
+        pipelines[preset] = partial(loader, split, batch, side)
+        pipelines[recipe.authors + preset] = partial(recipe.pipeline, split, batch, side)
+    rates, reasons = measure(pipelines, images)
+    lines = ["| recipe | podscale native, images per CPU-second | its authors' transforms | ratio |"]
+    lines += ["|---|---:|---:|---:|"]
+    for preset, recipe in RECIPES.items():
+        names = (preset, recipe.authors + preset)
+        if reason := next((reasons[name] for name in names if name in reasons), None):
+            lines.append(f"| {preset} | not measured: {reason} | | |")
+            continue
+        own, others_rates = (rates[name] for name in names)
+        ours, theirs = (max(each).per_cpu_second for each in (own, others_rates))
+        lines.append(f"| {preset} | {ours:.0f} | {recipe.authors}: {theirs:.0f} | {_ratio(own, others_rates):.2f} |")
+    return [*lines, ""]
+
+
+def _ratio(own: list[Rate], others: list[Rate]) -> float:
+    return median_ratio([one.per_cpu_second for one in own], [one.per_cpu_second for one in others])
+
+
+def main() -> None:
+    parser = Options(__doc__)
+    parser.add_argument("shard_sets", nargs="*", metavar="SHARD_SET")
+    parser.add_size("--images", full=2000, small=12, type=int, help="images of a measurement")
+    parser.add_size("--batch", full=64, small=4, type=int)
+    parser.add_size("--size", full=224, small=32, type=int)
+    options = parser.read()
+    if not options.shard_sets and not options.small:
+        parser.error("SHARD_SET: missing. Give the shard sets to read.")
+    lines = head("Input: images per CPU-second", PACKAGES)
+    with tempfile.TemporaryDirectory() as scratch:
+        for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:
+            lines += table(directory, options.images, options.batch, options.size, Path(scratch))
+    write_results(options.results, "input.md", [*lines, READING])
+
+
+if __name__ == "__main__":
+    main()
