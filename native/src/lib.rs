@@ -3,9 +3,11 @@
 //! Order of the modules for an image: `header` (tables and size), `segments` (data without stuffing), `scan` with
 //! `index`, `block`, `huffman` and `idct` (samples of the blocks under the crop), `color` (RGB), `resample` (Pillow's
 //! fixed point). `coefficients` packs what `huffman` decoded, for a cache, and `shared` is the memory of a cache that the
-//! processes of a host share. `crop` connects them, `batch` runs many, `python` is the extension module. Unusual images are refused, and Python decodes them.
+//! processes of a host share. `crop` connects them, `batch` runs many, `python` is the extension module. Unusual
+//! images are refused, and Python decodes them. `augment` has the slow operations of augmentation after the crop.
 #![warn(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
+pub mod augment;
 pub mod batch;
 mod block;
 mod coefficients;

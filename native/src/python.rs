@@ -5,6 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
+use crate::augment;
 use crate::batch::{BatchDecoder, Job, PackJob};
 use crate::crop::{self, Crop, Image, Resize};
 use crate::kernels::Version;
@@ -231,6 +232,44 @@ fn kernels() -> Vec<&'static str> {
     Version::available().into_iter().map(Version::name).collect()
 }
 
+/// Transform an image as Pillow does, to one of the same size, without the GIL.
+///
+/// `image`: uint8 [height, width, 3]; pixels from outside become `fill`.
+/// `matrix`: where pixel (x, y) lies in the image: (a x + b y + c, d x + e y + f) for pixel centres.
+/// `out`: uint8 [height, width, 3]; written.
+#[pyfunction]
+fn affine(
+    py: Python<'_>,
+    image: PyBuffer<u8>,
+    matrix: augment::Matrix,
+    bicubic: bool,
+    fill: [u8; 3],
+    out: PyBuffer<u8>,
+) -> PyResult<()> {
+    let (image, out) = (whole_image(&image, &out)?, writable(&out)?);
+    let filter = if bicubic { Filter::Bicubic } else { Filter::Bilinear };
+    py.detach(|| augment::affine(image, &matrix, filter, fill, out));
+    Ok(())
+}
+
+/// Smooth an image as Pillow's filter SMOOTH does, without the GIL. Arguments as those of `affine`.
+#[pyfunction]
+fn smooth(py: Python<'_>, image: PyBuffer<u8>, out: PyBuffer<u8>) -> PyResult<()> {
+    let (image, out) = (whole_image(&image, &out)?, writable(&out)?);
+    py.detach(|| augment::smooth(image, out));
+    Ok(())
+}
+
+/// Check that an image is uint8 [height, width, 3], and that the output has its shape.
+fn whole_image<'a>(image: &'a PyBuffer<u8>, out: &PyBuffer<u8>) -> PyResult<augment::Image<'a>> {
+    match image.shape() {
+        &[height, width, 3] if height * width > 0 && out.shape() == image.shape() => {
+            Ok(augment::Image { bytes: readable(image)?, width, height })
+        }
+        _ => Err(PyValueError::new_err("image and out must be uint8 [height, width, 3], not empty and of one shape")),
+    }
+}
+
 /// Return the decode index of a JPEG, at most `max_percent` of its bytes; empty if it needs none or is refused.
 #[pyfunction]
 fn build_index<'py>(
@@ -248,6 +287,8 @@ fn build_index<'py>(
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CropDecoder>()?;
     module.add_class::<SharedImages>()?;
+    module.add_function(wrap_pyfunction!(affine, module)?)?;
     module.add_function(wrap_pyfunction!(build_index, module)?)?;
-    module.add_function(wrap_pyfunction!(kernels, module)?)
+    module.add_function(wrap_pyfunction!(kernels, module)?)?;
+    module.add_function(wrap_pyfunction!(smooth, module)?)
 }

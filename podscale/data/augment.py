@@ -16,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from podscale.config.data import AugmentSection
+from podscale.data import native
 from podscale.data.rng import derive_key, uniform
 from podscale.errors import InputError
 from podscale.util.plugins import call_plugin, find_factory, is_from_elsewhere
@@ -45,8 +46,28 @@ class Operation:
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...], fill_mode: FillMode) -> Image.Image:
-    """Copy each pixel (x, y) from (a x + b y + c, d x + e y + f)."""
+    """Copy each pixel (x, y) from (a x + b y + c, d x + e y + f); natively with the same pixels where that is there."""
+    if native.can_augment():
+        interpolation = "bicubic" if fill_mode.resample == Image.Resampling.BICUBIC else "bilinear"
+        return Image.fromarray(native.affine(np.asarray(image), matrix, interpolation, fill_mode.fill))
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fill_mode.resample, fillcolor=fill_mode.fill)
+
+
+def _rotate(image: Image.Image, degrees: float, fill_mode: FillMode) -> Image.Image:
+    """Rotate around the centre with the matrix of Pillow's `rotate`, whose entries have 15 decimals."""
+    angle = -math.radians(degrees % 360)
+    cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    x, y = image.width / 2, image.height / 2
+    across = cosine * -x + sine * -y + 0.0 + x
+    down = round(-math.sin(angle), 15) * -x + cosine * -y + 0.0 + y
+    return _affine(image, (cosine, sine, across, round(-math.sin(angle), 15), cosine, down), fill_mode)
+
+
+def _sharpen(image: Image.Image, amount: float) -> Image.Image:
+    """Move an image away from its smoothed form, or towards it, as Pillow's `Sharpness`."""
+    if not native.can_augment():
+        return ImageEnhance.Sharpness(image).enhance(1 + amount)
+    return Image.blend(Image.fromarray(native.smooth(np.asarray(image))), image, 1 + amount)
 
 
 def _with_bits(image: Image.Image, bits: int) -> Image.Image:
@@ -64,7 +85,7 @@ OPERATIONS: Mapping[str, Callable[[Image.Image, float, FillMode], Image.Image]] 
     "autocontrast": lambda image, amount, look: ImageOps.autocontrast(image),
     "equalize": lambda image, amount, look: ImageOps.equalize(image),
     "invert": lambda image, amount, look: ImageOps.invert(image),
-    "rotate": lambda image, degrees, look: image.rotate(degrees, look.resample, fillcolor=look.fill),
+    "rotate": _rotate,
     "shear_x": lambda image, slope, look: _affine(image, (1, slope, 0, 0, 1, 0), look),
     "shear_y": lambda image, slope, look: _affine(image, (1, 0, 0, slope, 1, 0), look),
     "translate_x": lambda image, pixels, look: _affine(image, (1, 0, pixels, 0, 1, 0), look),
@@ -74,7 +95,7 @@ OPERATIONS: Mapping[str, Callable[[Image.Image, float, FillMode], Image.Image]] 
     "color": lambda image, amount, look: ImageEnhance.Color(image).enhance(1 + amount),
     "contrast": lambda image, amount, look: ImageEnhance.Contrast(image).enhance(1 + amount),
     "brightness": lambda image, amount, look: ImageEnhance.Brightness(image).enhance(1 + amount),
-    "sharpness": lambda image, amount, look: ImageEnhance.Sharpness(image).enhance(1 + amount),
+    "sharpness": lambda image, amount, look: _sharpen(image, amount),
     "posterize": lambda image, bits, look: _with_bits(image, int(bits)),
     "solarize": lambda image, threshold, look: ImageOps.solarize(image, math.ceil(threshold)),
     "solarize_add": lambda image, amount, look: _brighter_below_128(image, amount),

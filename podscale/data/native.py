@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import PIL
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
@@ -95,6 +95,43 @@ def kernels() -> list[str]:
     They are `avx512`, `avx2`, `neon` and `portable`, all with the same pixels. Empty without the extension.
     """
     return list(_native.kernels()) if is_available() else []
+
+
+@cache
+def can_augment() -> bool:
+    """Return True if `affine` and `smooth` have the pixels of the installed Pillow to the bit.
+
+    They have those of its wheels for x86-64. Compilers for other processors may fuse multiplications with additions.
+    """
+    if not hasattr(_native, "affine"):
+        return False
+    pixels = np.random.default_rng(0).integers(0, 256, (29, 31, 3), dtype=np.uint8)
+    image, matrix = Image.fromarray(pixels), (0.9, 0.3, -4.1, -0.2, 1.1, 2.3)
+    for interpolation, resample in RESAMPLING.items():
+        expected = image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=(1, 2, 3))
+        if not np.array_equal(affine(pixels, matrix, interpolation, (1, 2, 3)), np.asarray(expected)):
+            return False
+    return np.array_equal(smooth(pixels), np.asarray(image.filter(ImageFilter.SMOOTH)))
+
+
+def affine(pixels: Pixels, matrix: Sequence[float], interpolation: Interpolation, fill: tuple[int, int, int]) -> Pixels:
+    """Return Pillow's affine transform of an image, uint8 [height, width, 3].
+
+    Args:
+        pixels: uint8 [height, width, 3], contiguous.
+        matrix: where pixel (x, y) lies in the image: (a x + b y + c, d x + e y + f).
+        fill: colour of pixels from outside.
+    """
+    out = np.empty_like(pixels)
+    _native.affine(pixels, tuple(matrix), interpolation == "bicubic", fill, out)
+    return out
+
+
+def smooth(pixels: Pixels) -> Pixels:
+    """Return an image with Pillow's filter SMOOTH, uint8 [height, width, 3]; `pixels` are contiguous."""
+    out = np.empty_like(pixels)
+    _native.smooth(pixels, out)
+    return out
 
 
 def can_share_images() -> bool:
