@@ -1,4 +1,4 @@
-"""What the parts of a crop cost by themselves: the limit of any loader that has them."""
+"""Parts of a crop by themselves, whose cost limits any loader that has them."""
 
 import time
 from collections.abc import Callable

@@ -48,8 +48,9 @@ class Operation:
 def _affine(image: Image.Image, matrix: tuple[float, ...], fill_mode: FillMode) -> Image.Image:
     """Copy each pixel (x, y) from (a x + b y + c, d x + e y + f); natively with the same pixels where that is there."""
     if native.can_augment():
-        interpolation = "bicubic" if fill_mode.resample == Image.Resampling.BICUBIC else "bilinear"
-        return Image.fromarray(native.affine(np.asarray(image), matrix, interpolation, fill_mode.fill))
+        bicubic = fill_mode.resample == Image.Resampling.BICUBIC
+        pixels = native.affine(np.asarray(image), matrix, "bicubic" if bicubic else "bilinear", fill_mode.fill)
+        return Image.fromarray(pixels)
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fill_mode.resample, fillcolor=fill_mode.fill)
 
 
