@@ -199,7 +199,9 @@ def test_the_deletion_of_the_pipelines_run_deletes_its_job(cluster, prepared_nam
     cluster.wait("the end of the job", lambda: pipeline.job() is None)
     cluster.wait("the end of its pods", lambda: not pipeline.training_pods())
     thread.join(300)
-    assert outcome(pipeline)["exit_code"] == 75
+    train = outcome(pipeline)
+    # The launcher's pod and the job are deleted at once, so the launcher may see first that its job is gone.
+    assert train["exit_code"] == 75 or "was deleted" in train["error"], train
 
 
 def test_the_deletion_of_the_namespace_ends_launcher_and_job(cluster, image, document):
