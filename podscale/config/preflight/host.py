@@ -16,6 +16,8 @@ from podscale.util.formatting import format_bytes
 
 MIN_PROCESS_BYTES = 200 * 2**20
 """Memory of a training process without arrays, bytes."""
+MAPPED_BYTES_PER_ENTRY_BYTE = 4096 // 8
+"""Bytes of shared memory that a byte of a process's page table maps: an entry of 8 bytes has a page of 4 KiB."""
 
 
 def host_problems(document: RunConfig, counts: dict[str, int], *, in_pod: bool) -> Iterator[InputError]:
@@ -102,8 +104,13 @@ def _memory_problems(document: RunConfig, processes: int) -> Iterator[InputError
 
 
 def input_cache_bytes(document: RunConfig, processes: int) -> int:
-    """Return the maximal bytes of the input caches of one node with `processes` training processes."""
-    return processes * (document.input.record_cache_bytes + document.input.decoded_cache_bytes)
+    """Return the maximal bytes of the input caches of one node with `processes` training processes.
+
+    Each process maps the decoded images of all of them, and has page tables for them.
+    """
+    decoded = processes * document.input.decoded_cache_bytes
+    page_tables = processes * decoded // MAPPED_BYTES_PER_ENTRY_BYTE
+    return processes * document.input.record_cache_bytes + decoded + page_tables
 
 
 def shared_memory_bytes(document: RunConfig, processes: int) -> int:

@@ -209,6 +209,9 @@ def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
         train_and_close(document("auto", input={"decoded_cache_bytes": 1}), directory, 0, 1)
     both = document(input={"record_cache_bytes": 5, "decoded_cache_bytes": 7})
     assert input_cache_bytes(both, 4) == 48
+    large = document(input={"decoded_cache_bytes": 2**30})
+    page_tables = 8 * (8 * 2**30) // 512  # 8 processes map 8 GiB
+    assert input_cache_bytes(large, 8) == 8 * 2**30 + page_tables
 
 
 def test_hosts_without_torch_can_read(make_shard_set) -> None:
