@@ -38,7 +38,10 @@ from podscale.data.sharding.index_shards import index_shards
 from podscale.errors import InputError
 
 ROUNDS = 5
-PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
+PACKAGES = (
+    *("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy"),
+    *("timm", "webdataset", "tensorflow-cpu", "opencv-python-headless"),
+)
 READING = """`input.loader=auto` takes `native` on CPUs, without the extension `reference`; both have PIL's pixels to
 the bit. The extension decodes only the blocks under a crop. With a decode index, which sharding writes by default, it
 does not read the Huffman codes before the crop either. With kept coefficients (`input.decoded_cache_bytes`) it reads no

@@ -14,8 +14,8 @@ from podscale.data.shard_set import Split
 ROUNDS = 3
 COPIED = 2**28
 """Bytes of the copy that measures memory."""
-ONLY_FIRST = 2**16 - 1
-"""Interval of a decode index with few entries, so that writing them costs nothing."""
+INTERVAL = 16
+"""MCUs between two entries of a decode index: all codes are read, and writing the entries costs little."""
 
 
 def limits(split: Split, images: int, size: int) -> list[str]:
@@ -31,7 +31,7 @@ def limits(split: Split, images: int, size: int) -> list[str]:
 
     def huffman() -> None:
         for file in files:
-            build_decode_index(file, ONLY_FIRST, max_percent=100)
+            build_decode_index(file, INTERVAL, max_percent=100)
 
     def transform() -> int:
         return sum(restore(decoder, one, int(heights[slot]), int(widths[slot])) for slot, one in packed)
