@@ -46,6 +46,7 @@ def test_both_engines_train_alike_when_the_batch_changes(tmp_path: Path) -> None
     close(state_after(together, 8), state_after(jax, 8), 1e-4)
 
 
+@pytest.mark.slow
 def test_runs_stopped_around_a_change_resume_to_the_bit(tmp_path: Path) -> None:
     """Two devices with sharded weights; stopped before, at and after the change after step 6.
 

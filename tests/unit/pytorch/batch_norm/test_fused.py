@@ -14,6 +14,7 @@ from podscale.pytorch.models import build_model
 from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, interpret
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "cases"),
     [("fused_norm_oracle", 28), ("fused_norm_ranks", 4)],

@@ -20,6 +20,7 @@ def is_exact(case: str, error: float) -> bool:
     return error < (BF16_ERROR if case.endswith("convolution in bf16") else FP32_ERROR)
 
 
+@pytest.mark.slow
 def test_results_equal_float64() -> None:
     """Outputs, gradients, running statistics, with and without a group; moments are those of the rounded outputs."""
     errors = json.loads(interpret("-m", "tests.support.gemm_oracle"))

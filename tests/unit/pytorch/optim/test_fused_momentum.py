@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.mark.parametrize(
     ("module", "cases", "tolerance"),
-    [("update_rules", 5, 2e-6), ("momentum_oracle", 8, 1e-6)],
-    ids=["lists of operations", "equations in float64"],
+    [
+        pytest.param("update_rules", 5, 2e-6, id="lists of operations", marks=pytest.mark.slow),
+        pytest.param("momentum_oracle", 8, 1e-6, id="equations in float64"),
+    ],
 )
 def test_fused_momentum_equals(module: str, cases: int, tolerance: float) -> None:
     """The oracle has the norms of Kumar 2019 and the momentum update, with float64 sums of each parameter."""
