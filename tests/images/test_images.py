@@ -39,9 +39,7 @@ def test_only_its_own_framework_is_inside(engine: Engine, image: str, name: str)
 
 def test_the_native_decoder_is_inside(engine: Engine, image: str, name: str):
     """Without it, training reads images at less than half the speed. Launchers decode none."""
-    script = (
-        "from podscale.data import native; print(native.is_available(), native.kernels()[-1:])"
-    )
+    script = "from podscale.data import native; print(native.is_available(), native.kernels()[-1:])"
     ended = engine.inside(image, f"python3 -c '{script}'; cat /opt/podscale/share/podscale/sbom.spdx.json")
     answer, _, document = ended.stdout.partition("\n")
     assert answer == ("False []" if name == "tools" else "True ['portable']")
