@@ -76,7 +76,6 @@ PIPELINES: dict[str, Pipeline] = {
     "simplejpeg + OpenCV linear": others.opencv,
     "(decoding alone, simplejpeg)": others.decode_only,
 }
-PIPELINES |= {f"(crops alone with index, {version} kernels)": crops_alone(version) for version in kernels()}
 
 
 def measure(pipelines: Mapping[str, OpenPipeline], images: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
@@ -118,12 +117,13 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
     kilobytes = split.column("size").mean() / 1000
     lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px{index}:", ""]
     lines += ["| pipeline | images per CPU-second | ratio to PIL + torchvision | images/s |", "|---|---:|---:|---:|"]
+    alone = {f"(crops alone with index, {version} kernels)": crops_alone(version) for version in kernels()}
     pipelines = {
         name: partial(pipeline, indexed if "with index" in name else split, batch, size)
-        for name, pipeline in PIPELINES.items()
+        for name, pipeline in {**PIPELINES, **alone}.items()
     }
     rates, reasons = measure(pipelines, images)
-    for name in PIPELINES:
+    for name in pipelines:
         if name in reasons:
             lines.append(f"| {name} | not measured: {reasons[name]} | | |")
             continue
@@ -159,9 +159,9 @@ def recipes(split: Split, images: int, batch: int) -> list[str]:
         if reason := next((reasons[name] for name in names if name in reasons), None):
             lines.append(f"| {preset} | not measured: {reason} | | |")
             continue
-        own, others_rates = (rates[name] for name in names)
-        ours, theirs = (max(each).per_cpu_second for each in (own, others_rates))
-        lines.append(f"| {preset} | {ours:.0f} | {recipe.authors}: {theirs:.0f} | {_ratio(own, others_rates):.2f} |")
+        ours, theirs = (max(rates[name]).per_cpu_second for name in names)
+        ratio = _ratio(*(rates[name] for name in names))
+        lines.append(f"| {preset} | {ours:.0f} | {recipe.authors}: {theirs:.0f} | {ratio:.2f} |")
     return [*lines, ""]
 
 

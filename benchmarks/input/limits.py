@@ -1,11 +1,11 @@
 """Parts of a crop by themselves, whose cost limits any loader that has them."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from benchmarks.input.pipelines import draw_crops
+from benchmarks.measure import cpu_seconds, rate
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import decode
 from podscale.data.native import Coefficients, CropDecoder, build_decode_index
@@ -36,30 +36,28 @@ def limits(split: Split, images: int, size: int) -> list[str]:
     def transform() -> int:
         return sum(restore(decoder, one, int(heights[slot]), int(widths[slot])) for slot, one in packed)
 
-    megabytes = sum(file.nbytes for file in files) / 1e6
-    cropped = sum(crop.width * crop.height for crop in map(crops.__getitem__, range(len(files)))) / 1e6
-    seconds = cpu_seconds(huffman)
-    lines = [
+    def resize() -> None:
+        decoder.decode(decoded, heights, widths, crops, output, "bilinear")
+
+    file_bytes = sum(file.nbytes for file in files)
+    cropped = int((crops.width.astype(np.int64) * crops.height).sum())
+    coded, transformed, resized = (least_seconds(work) for work in (huffman, transform, resize))
+    copied = least_seconds(lambda: np.copyto(target, source))
+    return [
         "| part of the work, alone | images per CPU-second | rate |",
         "|---|---:|---:|",
-        f"| Huffman codes of whole files | {len(files) / seconds:.0f} | {megabytes / seconds:.0f} MB/s of files |",
+        f"| Huffman codes of whole files | {rate(len(files), coded):.0f} | "
+        f"{rate(file_bytes, coded) / 1e6:.0f} MB/s of files |",
+        f"| inverse DCT, upsampling and colour of the middle square, from coefficients | "
+        f"{rate(len(packed), transformed):.0f} | {rate(transform(), transformed) / 1e6:.0f} megapixels/s |",
+        f"| resizing of crops, from pixels | {rate(len(files), resized):.0f} | "
+        f"{rate(cropped, resized) / 1e6:.0f} megapixels/s |",
+        f"| copying memory | | {rate(COPIED, copied) / 1e9:.1f} GB/s |",
     ]
-    restored, seconds = transform() / 1e6, cpu_seconds(transform)
-    lines.append(
-        f"| inverse DCT, upsampling and colour of whole images, from coefficients | {len(packed) / seconds:.0f} | "
-        f"{restored / seconds:.0f} megapixels/s |"
-    )
-    seconds = cpu_seconds(lambda: decoder.decode(decoded, heights, widths, crops, output, "bilinear"))
-    lines.append(
-        f"| resizing of crops, from pixels | {len(files) / seconds:.0f} | {cropped / seconds:.0f} megapixels/s |"
-    )
-    seconds = cpu_seconds(lambda: np.copyto(target, source))
-    lines.append(f"| copying memory | | {COPIED / seconds / 1e9:.1f} GB/s |")
-    return lines
 
 
 def restore(decoder: CropDecoder, packed: Coefficients, height: int, width: int) -> int:
-    """Decode squares of an image that are not resized, side by side in its middle. Returns their pixels."""
+    """Decode the middle square of an image, which is not resized. Returns its pixels."""
     side = min(height, width)
     output = np.empty((1, side, side, 3), dtype=np.uint8)
     crop = CropParams((width - side) // 2, (height - side) // 2, side, side, side, side, 0, 0, False)
@@ -69,11 +67,11 @@ def restore(decoder: CropDecoder, packed: Coefficients, height: int, width: int)
     return side * side
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
+def least_seconds(work: Callable[[], object]) -> float:
     """Return the least CPU time of some rounds, seconds."""
     times = []
     for _ in range(ROUNDS):
-        start = time.process_time()
+        start = cpu_seconds()
         work()
-        times.append(time.process_time() - start)
-    return max(min(times), 1e-6)
+        times.append(cpu_seconds() - start)
+    return min(times)

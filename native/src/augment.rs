@@ -261,7 +261,7 @@ fn smooth_portable(image: Image, out: &mut [u8]) {
     if image.width < 3 {
         return;
     }
-    let sums: &mut Vec<u16> = &mut vec![0; stride];
+    let mut sums = vec![0_u16; stride];
     for row in 1..image.height.saturating_sub(1) {
         let [above, this, below] = [row - 1, row, row + 1].map(|row| &image.bytes[row * stride..][..stride]);
         for (((sum, &a), &b), &c) in sums.iter_mut().zip(above).zip(this).zip(below) {

@@ -20,6 +20,14 @@ pub const ROWS: usize = 4;
 /// Taps are padded to a multiple of this with weights of 0.
 const GROUP: usize = 4;
 
+/// Byte shuffles that give words of two pixels side by side (red 0, red 1, green 0, green 1, ...): of the first two of four
+/// pixels, and of the others.
+#[cfg(target_arch = "x86_64")]
+const PIXEL_PAIRS: [[i8; 16]; 2] = [
+    [0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1],
+    [8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1],
+];
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filter {
     Bilinear,

@@ -59,9 +59,8 @@ def _rotate(image: Image.Image, degrees: float, fill_mode: FillMode) -> Image.Im
     angle = -math.radians(degrees % 360)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = image.width / 2, image.height / 2
-    across = cosine * -x + sine * -y + 0.0 + x
-    down = round(-math.sin(angle), 15) * -x + cosine * -y + 0.0 + y
-    return _affine(image, (cosine, sine, across, round(-math.sin(angle), 15), cosine, down), fill_mode)
+    across, down = cosine * -x + sine * -y + x, -sine * -x + cosine * -y + y
+    return _affine(image, (cosine, sine, across, -sine, cosine, down), fill_mode)
 
 
 def _sharpen(image: Image.Image, amount: float) -> Image.Image:

@@ -25,12 +25,9 @@ fn finish(high: __m512i, low: __m512i) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub fn horizontal(axis: &Axis, rows: [&[u8]; ROWS], outputs: [&mut [u8]; ROWS], mirror: bool) {
-    // Words of two pixels side by side: red 0, red 1, green 0, green 1, ...
-    const FIRST: [i8; 16] = [0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1];
-    const SECOND: [i8; 16] = [8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1];
     // SAFETY: the constants have 16 bytes.
     let [first_two, second_two] =
-        [FIRST, SECOND].map(|mask| _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(mask.as_ptr().cast()) }));
+        PIXEL_PAIRS.map(|mask| _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(mask.as_ptr().cast()) }));
     let count = axis.outputs();
     for slot in 0..count {
         let at = if mirror { count - 1 - slot } else { slot };

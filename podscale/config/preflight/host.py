@@ -16,8 +16,8 @@ from podscale.util.formatting import format_bytes
 
 MIN_PROCESS_BYTES = 200 * 2**20
 """Memory of a training process without arrays, bytes."""
-MAPPED_BYTES_PER_ENTRY_BYTE = 4096 // 8
-"""Bytes of shared memory that a byte of a process's page table maps: an entry of 8 bytes has a page of 4 KiB."""
+PAGE_BYTES, PAGE_ENTRY_BYTES = 4096, 8
+"""Bytes of a page of memory, and of its entry in the page table of each process that maps it."""
 
 
 def host_problems(document: RunConfig, counts: dict[str, int], *, in_pod: bool) -> Iterator[InputError]:
@@ -109,7 +109,7 @@ def input_cache_bytes(document: RunConfig, processes: int) -> int:
     Each process maps the decoded images of all of them, and has page tables for them.
     """
     decoded = processes * document.input.decoded_cache_bytes
-    page_tables = processes * decoded // MAPPED_BYTES_PER_ENTRY_BYTE
+    page_tables = processes * decoded * PAGE_ENTRY_BYTES // PAGE_BYTES
     return processes * document.input.record_cache_bytes + decoded + page_tables
 
 
