@@ -32,7 +32,12 @@ def descendants_cpu() -> float:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    """Return the processes that a process started; none of a thread that has ended."""
+    found = list[int]()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
 
 
 class Times:

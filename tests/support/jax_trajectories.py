@@ -1,19 +1,13 @@
-"""Trajectories of the published presets by the JAX engine: the steps of `preset_trajectories` on fewer images.
+"""Trajectories of the published presets by the JAX engine: the steps of `preset_trajectories`, also in float64.
 
-Network, loss, batch norm and optimizer are the engine's own, in float64, so that the losses are the same on every
-machine. Rates, momenta, decays, label smoothing and batch norm's momentum are arguments of the compiled functions,
-which presets share. Convolutions are matrix products, because XLA's in float64 take ten times as long on a CPU.
-
-Write the golden file, on purpose: `python -m tests.support.jax_trajectories`. The PyTorch engine trains the same steps
-first, in fp32, and has to agree.
+Network, loss, batch norm and optimizer are the engine's own. Rates, momenta, decays, label smoothing and batch norm's
+momentum are arguments of the compiled functions, which presets share. Convolutions are matrix products, because XLA's
+in float64 take ten times as long on a CPU.
 """
 
-import json
-import os
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,42 +24,27 @@ from podscale.jax.flat_buffers import ParamLayout
 from podscale.jax.models import build_model
 from podscale.jax.optim import HyperParams, OptState, ReplicaAxes, build_optimizer, build_param_shard
 from podscale.jax.train_step import smoothed_cross_entropy
-from tests.jax.conftest import ENVIRONMENT
 from tests.support.preset_trajectories import (
     CLASSES,
+    IMAGES,
     SHALLOW,
     STEPS,
     Trajectory,
     data,
-    golden,
     initial_weights,
     published_presets,
     scaled_rows,
     schedule_rows,
     tiny,
-    torch_world,
-    train_in_torch,
 )
 
-GOLDEN = Path(__file__).with_name("preset_trajectories_jax.json")
 DTYPE = jnp.float64
-IMAGES = 16
-"""Images of a step; a step of 64 takes four times as long, and shows the same constants."""
-AGREEMENT = 2e-2
-"""Tolerance of the PyTorch engine's losses, relative to loss + 0.1. ReLUs amplify what fp32 rounds."""
 
 
 def refused_presets() -> dict[str, str]:
     """Return the options for which this engine refuses the tiny forms of presets, by the name of the preset."""
     options = {name: find_unsupported_option(tiny(name)) for name in published_presets()}
     return {name: option.key for name, option in options.items() if option is not None}
-
-
-def jax_golden() -> dict[str, Trajectory]:
-    """Return the trajectories of the golden file, with the schedules of the other engine's, which are the same."""
-    rows = golden()
-    values = json.loads(GOLDEN.read_text())
-    return {name: Trajectory(rows[name].schedule, **own) for name, own in values.items()}
 
 
 def train_in_jax(config: RunConfig, is_enough: Callable[[list[float]], bool] = lambda losses: False) -> Trajectory:
@@ -81,7 +60,7 @@ def train_in_jax(config: RunConfig, is_enough: Callable[[list[float]], bool] = l
     rule = section.model_copy(update={"momentum": 0.9, "weight_decay": 0.0, "shampoo": shampoo}).model_dump_json()
     norm = config.model.batch_norm.model_copy(update={"momentum": 0.1})
     network = config.model.model_copy(update={"zero_init_last_gamma": True, "batch_norm": norm}).model_dump_json()
-    inputs, labels = normalised_images(config), data()[1][:IMAGES]
+    inputs, labels = normalised_images(config), data()[1]
     with jax.enable_x64(True), SHALLOW:
         one_pass = _compile_pass(network)
         begin, update = _compile_update(rule, network, STEPS / train.epochs if section.name == "neumann" else 1.0)
@@ -109,7 +88,7 @@ def train_in_jax(config: RunConfig, is_enough: Callable[[list[float]], bool] = l
 
 def normalised_images(config: RunConfig) -> npt.NDArray[np.float64]:
     """Return the images as the engine normalises them, in float64."""
-    images, section = data()[0][:IMAGES].astype(np.float64), config.input
+    images, section = data()[0].astype(np.float64), config.input
     if not section.per_image_standardization:
         return (images / 255.0 - section.mean) / section.std
     dims = (1, 2, 3)
@@ -175,22 +154,3 @@ def _compile_update(rule: str, network: str, steps_per_epoch: float) -> tuple[An
         return (result.weights, result.opt_state), layout.unpack(result.weights)
 
     return begin, update
-
-
-def main() -> None:
-    """Check that the engines agree, and write the golden file."""
-    os.environ.update(ENVIRONMENT)  # read when JAX looks for devices
-    lines = []
-    with torch_world() as world:
-        for name in sorted({*published_presets()} - {*refused_presets()}):
-            found, other = train_in_jax(tiny(name)), train_in_torch(tiny(name), world, images=IMAGES)
-            apart = max(abs(a - b) / (b + 0.1) for a, b in zip(found.losses, other.losses, strict=True))
-            print(f"{name}: {apart:.1e} from PyTorch's losses", flush=True)
-            assert apart < AGREEMENT, name
-            own = {"losses": [round(loss, 9) for loss in found.losses], "variance": round(found.variance, 9)}
-            lines.append(f"{json.dumps(name)}: {json.dumps(own)}")
-    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
