@@ -112,7 +112,11 @@ def study(
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run directories of the trials.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the results here too, as files to commit; created if missing."),
+        typer.Option(
+            metavar="DIR",
+            help="Write the results here too, as files to commit; created if missing. An unfinished study continues "
+            "from its files here.",
+        ),
     ] = None,
     results_only: Annotated[
         bool, typer.Option("--results-only", help="Write the results of the trials so far; run nothing.")

@@ -11,6 +11,7 @@ from podscale.errors import PodscaleError, Preempted
 from podscale.study.budget import StudyPlan, plan_study
 from podscale.study.document import StudyDocument
 from podscale.study.grid import TrialGrid
+from podscale.study.progress_file import progress_path, read_progress, write_progress
 from podscale.study.publish import write_study_results
 from podscale.study.records import RecordStore, TrialRecord
 from podscale.study.results import study_results
@@ -28,7 +29,7 @@ class StudyOptions(NamedTuple):
     Args:
         jobs: Trials at a time; 0 to choose by GPUs and cores.
         time_box_minutes: Time limit; None for the study's own.
-        out: Folder for a copy of the results.
+        out: Folder for a copy of the results, and for the progress of an unfinished study.
         results_only: Write the results of the records so far; run nothing.
     """
 
@@ -46,8 +47,12 @@ def run_study(study: StudyDocument, options: StudyOptions) -> None:
     grid = TrialGrid(study)
     config = grid.series[0].config
     records = RecordStore(config.run.workspace)
+    if options.out is not None and not options.restart and not options.dry_run:
+        carried = read_progress(grid, records, options.out)
+        if carried:
+            print(f"{format_count(carried, 'trial')} from {progress_path(options.out, study.name)}", file=sys.stderr)
     if options.results_only:
-        _write_results(study, options.out)
+        _write_results(grid, records, options.out)
         return
     if options.restart and not options.dry_run:
         for key in grid.known_trials(records.get):  # all keys first: those of sweeps follow from other records
@@ -98,13 +103,15 @@ def _run_and_write(runner: StudyRunner, out: Path | None) -> None:
 def _write_if_any(runner: StudyRunner, out: Path | None) -> None:
     """Write the results, unless no trial has a record."""
     if study_results(runner.grid, runner.records.get).records:
-        _write_results(runner.grid.study, out)
+        _write_results(runner.grid, runner.records, out)
 
 
-def _write_results(study: StudyDocument, out: Path | None) -> None:
-    files = write_study_results(study)
-    for path in files if out is not None else ():
-        shutil.copyfile(path, (out or Path()) / path.name)
+def _write_results(grid: TrialGrid, records: RecordStore, out: Path | None) -> None:
+    files = write_study_results(grid.study)
+    if out is not None:
+        for path in files:
+            shutil.copyfile(path, out / path.name)
+        write_progress(grid, records, out)
     print(files[0].read_text(encoding="utf-8").partition("\n![")[0].rstrip())
     print(f"results: {files[1]} (and {', '.join(path.name for path in files if path != files[1])})", flush=True)
 

@@ -75,10 +75,19 @@ def record_launch(study: StudyDocument, directory: Path) -> None:
     if launches and (launches[-1].digest, launches[-1].commit) == (digest, source.commit):
         return
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    launch = ProtocolLaunch(digest, date, source.file, source.commit, source.committed)
+    _append(directory, [ProtocolLaunch(digest, date, source.file, source.commit, source.committed)])
+
+
+def add_launches(launches: Sequence[ProtocolLaunch], directory: Path) -> None:
+    """Log launches of other workspaces, unless the log has some: it then has these or later ones."""
+    if launches and not read_launches(directory):
+        _append(directory, launches)
+
+
+def _append(directory: Path, launches: Sequence[ProtocolLaunch]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "launches.jsonl").open("a", encoding="utf-8") as log:
-        log.write(json.dumps(asdict(launch)) + "\n")
+        log.writelines(f"{json.dumps(asdict(launch))}\n" for launch in launches)
 
 
 def read_launches(directory: Path) -> list[ProtocolLaunch]:

@@ -1,7 +1,7 @@
 """Records of finished trials, one file each, shared by all studies of a workspace."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -103,7 +103,7 @@ class RecordStore:
         """Return the record of a trial, also one that another process has just written."""
         path = self._path(key)
         if key not in self._cache and path.exists():
-            self._cache[key] = parse_record(path.read_text(encoding="utf-8"))
+            self._cache[key] = parse_record(json.loads(path.read_text(encoding="utf-8")))
         return self._cache.get(key)
 
     def add(self, record: TrialRecord) -> None:
@@ -120,9 +120,9 @@ class RecordStore:
         return self._folder / f"{key}.json"
 
 
-def parse_record(text: str) -> TrialRecord:
-    """Parse a record file; ignore the fields of other versions."""
+def parse_record(content: Mapping[str, Any]) -> TrialRecord:
+    """Parse the content of a record file; ignore the fields of other versions."""
     names = {entry.name for entry in fields(TrialRecord)}
-    values = {name: value for name, value in json.loads(text).items() if name in names}
+    values = {name: value for name, value in content.items() if name in names}
     curve = tuple(EvaluationPoint(**point) for point in values.get("curve", ()))
     return TrialRecord(**{**values, "curve": curve, "members": tuple(values.get("members", ()))})

@@ -49,7 +49,7 @@ def study(path: Path, *options: str) -> "subprocess.Popen[str]":
 def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path) -> None:
     path, cells = tmp_path / "tiny.yaml", tmp_path / "studies" / "cells"
     path.write_text(STUDY.replace("WORKSPACE", str(tmp_path)))
-    stopped = study(path)
+    stopped = study(path, "--out", str(tmp_path))
     until(lambda: stopped.poll() is not None or any(cells.glob("*.json")), 600)
     stopped.send_signal(signal.SIGTERM)
     output, _ = stopped.communicate(timeout=600)
@@ -57,6 +57,10 @@ def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path)
     assert "podscale: study " in output
     before = {file.name: file.stat().st_mtime_ns for file in cells.glob("*.json")}
     assert 1 <= len(before) < 4
+
+    elsewhere = study(path, "--out", str(tmp_path), "--set", f"run.workspace={tmp_path / 'other'}", "--results-only")
+    assert f"{len(before)} trial" in elsewhere.communicate(timeout=600)[0]
+    assert {file.name for file in (tmp_path / "other" / "studies" / "cells").iterdir()} == {*before}
 
     ended = study(path, "--out", str(tmp_path))
     output, _ = ended.communicate(timeout=600)
@@ -73,6 +77,7 @@ def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path)
     assert by_name[0.05, 1024]["updates"] < by_name[0.05, 256]["updates"]
     assert not list((tmp_path / "runs").iterdir()), "run directories of trials with a record are removed"
 
+    assert not (tmp_path / "tiny.progress.jsonl").exists(), "nothing is left to continue"
     rows = list(csv.DictReader((tmp_path / "tiny.csv").open()))
     assert sorted(row["ended"] for row in rows) == ["diverged", "diverged", "done", "done"]
     text = (tmp_path / "tiny.md").read_text()
