@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images dist release \
+.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills fuzz images dist release \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -93,6 +93,9 @@ dashboards: .venv/.dev ## generate the dashboards' JSON, and draw them from a re
 
 drills: .venv/.dev ## inject faults into a real training under a real Prometheus, into docs/how-to/drills.md; needs root (ARGS="--only killed")
 	@$(BIN)/python -m tests.system.drills $(ARGS)
+
+fuzz: .venv/.dev ## fuzz the native decoder for MINUTES (10), and compare what was found with Pillow; needs cargo
+	@$(BIN)/python -m tests.support.native_fuzz --minutes $(or $(MINUTES),10)
 
 images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/how-to/images.md)
 	@images/build.sh $(IMAGES)

@@ -587,16 +587,16 @@ def test_a_search_for_the_largest_batch_needs_few_compilations(
     available = fixed + each * limit
     tried: list[int] = []
 
+    def needed(batch: int) -> float:
+        return fixed + each * batch * (1 + 0.01 * (batch % 3))
+
     def measure(request: CompileRequest) -> FitResult:
-        batch = request.batch
-        tried.append(batch)
-        needed = fixed + each * batch * (1 + 0.01 * (batch % 3))
-        return FitResult(needed <= available, needed, available)
+        tried.append(request.batch)
+        return FitResult(needed(request.batch) <= available, needed(request.batch), available)
 
     start = with_batch(REQUEST, first)
     allowed = allowed_batches(start)
-    fitting = [batch for batch in allowed if measure(with_batch(REQUEST, batch)).fits]
-    tried.clear()
+    fitting = [batch for batch in allowed if needed(batch) <= available]
     if not fitting:
         with refused("1 image for each of the 16 ranks", field="--sweep", got="batch"):
             find_largest_batch(start, measure)
