@@ -42,13 +42,13 @@ def main() -> None:
         write_results(options.results, "imagenette.md", [*lines, *describe(folder / "runs" / "imagenette")])
 
 
-def run(folder: Path, images: Path, changes: Sequence[str]) -> None:
-    """Run the preset in a folder, with changes of its document (`name=value`)."""
+def run(folder: Path, images: Path, changes: Sequence[str], command: str = "run") -> None:
+    """Run the preset, or one of its stages, in a folder, with changes of its document (`name=value`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "podscale", "run", "imagenette"]
+    words = [sys.executable, "-m", "podscale", command, "imagenette"]
     for change in (f"data.source={images}", *changes):
-        command += ["--set", change]
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        words += ["--set", change]
+    subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 def describe(run: Path) -> list[str]:

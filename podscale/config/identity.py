@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -58,21 +59,22 @@ def field_values(model: BaseModel, field_class: FieldClass, *, entry_defaults: b
     Args:
         entry_defaults: include options at their defaults in the entries of lists of sections.
     """
-    return dict(_iter_field_values(model, field_class, "", entry_defaults))
+    return dict(_iter_field_values(model, model.model_dump(mode="json"), field_class, "", entry_defaults))
 
 
 def _iter_field_values(
-    model: BaseModel, field_class: FieldClass, prefix: str, entry_defaults: bool
+    model: BaseModel, dumped: dict[str, Any], field_class: FieldClass, prefix: str, entry_defaults: bool
 ) -> Iterator[tuple[str, Any]]:
-    dumped = model.model_dump(mode="json")
+    """Yield the options of a section, of which `dumped` is the JSON."""
     for name, info in type(model).model_fields.items():
         value = getattr(model, name)
         entries = value if isinstance(value, tuple) and all(isinstance(entry, BaseModel) for entry in value) else ()
         if isinstance(value, BaseModel):
-            yield from _iter_field_values(value, field_class, f"{prefix}{name}.", entry_defaults)
+            yield from _iter_field_values(value, dumped[name], field_class, f"{prefix}{name}.", entry_defaults)
         elif _class_of(info) != field_class:
             for number, entry in enumerate(entries):
-                yield from _iter_field_values(entry, field_class, f"{prefix}{name}.{number}.", entry_defaults)
+                inside = f"{prefix}{name}.{number}."
+                yield from _iter_field_values(entry, dumped[name][number], field_class, inside, entry_defaults)
         elif entries:
             yield f"{prefix}{name}", [_dump_entry(entry, field_class, entry_defaults) for entry in entries]
         else:
@@ -116,9 +118,14 @@ def fingerprint(values: dict[str, Any]) -> str:
 
 def changed_result_values(config: BaseModel) -> dict[str, Any]:
     """Return the result values that differ from their defaults; an option that is new in a version changes nothing."""
-    defaults = field_values(type(config)(), FieldClass.RESULT, entry_defaults=False)
+    defaults = _default_result_values(type(config))
     values = field_values(config, FieldClass.RESULT, entry_defaults=False)
     return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+@cache
+def _default_result_values(kind: type[BaseModel]) -> dict[str, Any]:
+    return field_values(kind(), FieldClass.RESULT, entry_defaults=False)
 
 
 def data_fingerprint(data: DataSection) -> str:

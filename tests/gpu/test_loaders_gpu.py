@@ -121,7 +121,7 @@ def test_padded_crops_match_the_reference(loader: str, make_shard_set: Any) -> N
 
 
 def test_a_bad_record_is_replaced_on_the_gpu_too(loader: str, make_shard_set: Any) -> None:
-    samples = varied_samples(40, 4)
+    samples = [*varied_samples(40, 4)]
     samples[7] = Sample(b"\0" * 200, samples[7].label, image_size(samples[7].image))
     directory = make_shard_set({"train": samples, "validation": varied_samples(8, 4)})
     reference = run("reference", directory, "cpu", training=True)

@@ -7,6 +7,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,7 @@ def finish(
     ).write(directory)
 
 
+@lru_cache(maxsize=4096)
 def image_size(data: bytes) -> tuple[int, int]:
     """Return (height, width) of an encoded image."""
     width, height = Image.open(io.BytesIO(data)).size
@@ -140,7 +142,8 @@ def make_shard_set(
 SIZES = {"train": 48, "validation": 20}
 
 
-def varied_samples(count: int, classes: int, seed: int = 0) -> list[Sample]:
+@cache  # most tests of loaders ask for the same ones
+def varied_samples(count: int, classes: int, seed: int = 0) -> tuple[Sample, ...]:
     """Return JPEGs of 24 to 90 px a side, every fifth one gray."""
     generator = np.random.default_rng(seed)
     samples = []
@@ -148,4 +151,4 @@ def varied_samples(count: int, classes: int, seed: int = 0) -> list[Sample]:
         height, width = generator.integers(24, 91, 2).tolist()
         pixels = smooth_pixels(seed * 1000 + i, height, width, 1 if i % 5 == 4 else 3)
         samples.append(Sample(encode_image(pixels, quality=90), i % classes))
-    return samples
+    return tuple(samples)

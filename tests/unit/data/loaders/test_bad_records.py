@@ -19,7 +19,7 @@ from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_
 
 
 def with_bad_records(bad: tuple[int, ...], count: int = 48) -> dict[str, list[Any]]:
-    samples = varied_samples(count, 4)
+    samples = [*varied_samples(count, 4)]
     for number, i in enumerate(bad):
         size = pil_pixels(samples[i].image).shape[:2]
         broken = [samples[i].image[:300], b"\0" * 200, samples[i].image[: len(samples[i].image) // 2]][number % 3]
@@ -64,7 +64,7 @@ def test_a_substitute_is_augmented_as_at_its_own_index(loader, make_shard_set) -
 @loaders
 def test_a_substitute_is_cut_as_its_phase_says(loader, make_shard_set) -> None:
     """In a later phase, the substitute of a bad record gets that phase's crop."""
-    samples = varied_samples(24, 3)
+    samples = [*varied_samples(24, 3)]
     samples[5] = replace(samples[5], image=b"no image", size=(40, 40))
     directory = make_shard_set({"train": samples, "validation": varied_samples(4, 3)}, shards=1)
     crop = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "flip": 0.0}
