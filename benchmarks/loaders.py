@@ -69,6 +69,7 @@ def measure(folder: Path, images: Path, changes: tuple[str, ...]) -> Measured:
     )
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = read_outcomes(done / "outcome.json")["train"].seconds
+    assert scores.loss is not None
     return Measured(seconds, history.phases["data_wait"], cpu, scores.top1, scores.loss)
 
 
