@@ -70,6 +70,7 @@ RUN_FILES = (
     FileRow(".job-start", "launcher of a pipeline", "When the job's pods were scheduled and started.", False),
     FileRow("metrics.url", "each stage", "Address of the metrics endpoint, while it is served.", False),
     FileRow("all_reduce.json", "train", "Measurements and choice of `train.all_reduce.algorithm: auto`.", False),
+    FileRow("fused_kernels.json", "train", "Measurements and choice of `train.fused_kernels: auto` (GPU).", False),
     FileRow("hang/*", "train", "Stack of each rank when the run last hung.", False),
     FileRow("mlperf.log", "train", "MLPerf's log lines, with `telemetry.mlperf_log`.", False),
     FileRow("tensorboard/*", "train", "Event files, with the tracker `tensorboard`.", False),

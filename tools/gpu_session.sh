@@ -121,7 +121,7 @@ if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
   mkdir -p /tmp/podscale-ncu
   PYTHONSAFEPATH=1 timeout "$(left)" ncu --target-processes all --profile-from-start off --clock-control none \
     --cache-control none --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum \
-    --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.fused_kernels=auto --vary batch=256 \
+    --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.fused_kernels=norm --vary batch=256 \
     --profile --warmup 5 --steps 2 --parts 1 --out /tmp/podscale-ncu >/tmp/podscale-ncu/log.txt 2>&1
   PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" | tee "$OUT/gpu-kernels.md"
 fi

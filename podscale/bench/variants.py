@@ -29,7 +29,7 @@ class BenchVariant:
 GRAPH = {"train.cuda_graph": True}
 COMPILED = {**GRAPH, "train.compile": "default"}
 AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
-FUSED = {**GRAPH, "train.fused_kernels": "auto"}
+FUSED = {**GRAPH, "train.fused_kernels": "norm"}
 GEMM = {**GRAPH, "train.fused_kernels": "gemm"}
 JAX = {"train.engine": "jax"}
 FOLDED = {"train.stem_compute": "space_to_depth"}

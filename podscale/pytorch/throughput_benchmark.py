@@ -26,6 +26,7 @@ from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.pytorch.all_reduce.auto import resolve_all_reduce
 from podscale.pytorch.cuda_graph import CudaGraphStep
+from podscale.pytorch.kernel_choice import resolve_fused_kernels
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.trainer import PyTorchTrainer, build_trainer
 from podscale.pytorch.world import World, join_world, leave_world
@@ -74,6 +75,7 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     with open_training_logger(WorkerEnv(config, "train", job["shard_set"], ranks), world) as logger:
         classes = len(shard_set.classes)
         config = resolve_all_reduce(config, world, classes, run.all_reduce, None, logger.all_reduce_chosen)
+        config = resolve_fused_kernels(config, world, classes, run.fused_kernels, None, logger.fused_kernels_chosen)
         trainer = build_trainer(config, world, shard_set, checkpoints, logger, StopRequest())
         try:
             return _measure_trainer(trainer, job["warmup"], job["steps"], job["parts"], profile=job["profile"])

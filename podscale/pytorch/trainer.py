@@ -281,6 +281,7 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
     set_stem_compute(model, config.train.stem_compute)
     train = config.train
-    if train.fused_kernels != "off" and world.on_gpu and train.channels_last and train.compile == "off":
+    is_fused = train.fused_kernels in ("norm", "gemm")  # `auto` is replaced before a training (kernel_choice)
+    if is_fused and world.on_gpu and train.channels_last and train.compile == "off":
         fuse_batch_norm(model, world.device, convolutions=train.fused_kernels == "gemm")
     return model.train()

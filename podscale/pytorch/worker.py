@@ -21,6 +21,7 @@ from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
 from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.gpu_checks import check_gpu
+from podscale.pytorch.kernel_choice import resolve_fused_kernels
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.software import library_versions
 from podscale.pytorch.train_state import load_weights_file
@@ -94,6 +95,7 @@ def run_training(
     def build(checkpoint_store: CheckpointStore, logger: TrainingLogger) -> PyTorchTrainer:
         classes, fence = len(shard_set.classes), worker_env.fence(run)
         config = resolve_all_reduce(worker_env.config, world, classes, run.all_reduce, fence, logger.all_reduce_chosen)
+        config = resolve_fused_kernels(config, world, classes, run.fused_kernels, fence, logger.fused_kernels_chosen)
         return build_trainer(config, world, shard_set, checkpoint_store, logger, stop)
 
     run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)

@@ -68,6 +68,8 @@ class RunDirectory:
     """Inputs of finished stages (see podscale.runs.stage_inputs)."""
     all_reduce = RunFile("all_reduce.json")
     """Measurements and choice of `all_reduce.algorithm: auto`, kept over restarts."""
+    fused_kernels = RunFile("fused_kernels.json")
+    """Measurements and choice of `fused_kernels: auto`, kept over restarts."""
     checkpoints = RunFile("checkpoints")
     model = RunFile("model")
     """Final model: model.safetensors, model.json, README.md (the model card)."""

@@ -48,9 +48,9 @@ def run_study(study: StudyDocument, options: StudyOptions) -> None:
     config = grid.series[0].config
     records = RecordStore(config.run.workspace)
     if options.out is not None and not options.restart and not options.dry_run:
-        carried = read_progress(grid, records, options.out)
-        if carried:
-            print(f"{format_count(carried, 'trial')} from {progress_path(options.out, study.name)}", file=sys.stderr)
+        added = read_progress(grid, records, options.out)
+        if added:
+            print(f"{format_count(added, 'trial')} from {progress_path(options.out, study.name)}", file=sys.stderr)
     if options.results_only:
         _write_results(grid, records, options.out)
         return

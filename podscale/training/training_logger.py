@@ -153,6 +153,10 @@ class TrainingLogger:
         self.metrics.set_all_reduce_info(facts)
         self.log_event("all_reduce", kept=kept, **facts)
 
+    def fused_kernels_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
+        """Log the choice of `fused_kernels: auto`; `kept` if an earlier launch of this run made it."""
+        self.log_event("fused_kernels", kept=kept, **facts)
+
     def checkpoint_reported(self, report: CheckpointReport) -> None:
         """Log the outcome of a checkpoint. Called from the writer's thread."""
         match report:

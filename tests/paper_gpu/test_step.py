@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ranks": 8,
         "image_size": 64,
         "model": {"stem": "imagenet", "batch_norm": {"group": 4}},
-        "train": {**SHARDED_TORUS, "fused_kernels": "auto", "optimizer": {"name": "lars"}},
+        "train": {**SHARDED_TORUS, "fused_kernels": "norm", "optimizer": {"name": "lars"}},
     },
     "1x1 convolutions with batch norm": {
         "ranks": 8,

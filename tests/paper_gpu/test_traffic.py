@@ -30,7 +30,7 @@ def test_the_compiled_step_stays_within_its_budget(stub: dict[str, str]) -> None
 
 OPTIMIZER_KERNELS = ("_norms_kernel", "_momentum_kernel")
 CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
-GIGABYTES = {"auto": (85.9, 138.6), "gemm": (105.1, 114.8)}
+GIGABYTES = {"norm": (85.9, 138.6), "gemm": (105.1, 114.8)}
 """Those of Triton's kernels, and those together with cuDNN's convolutions, for the same images."""
 
 

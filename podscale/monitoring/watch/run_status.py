@@ -14,7 +14,7 @@ RunState = Literal["waiting", "training", "trained", "evaluated", "stopped"]
 MAX_RATES = 60
 """Throughput values kept for the sparkline."""
 MAX_EVENTS = 6
-HIDDEN_EVENTS = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
+HIDDEN_EVENTS = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "fused_kernels", "goodput")
 
 _WALL_SECONDS = CATALOGUE["train_wall_seconds"].series
 _RANK_SERIES = {

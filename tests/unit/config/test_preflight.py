@@ -288,6 +288,7 @@ def test_mlflow_needs_a_tracking_uri(tmp_path, monkeypatch):
     [
         "train.cuda_graph=true",
         "train.compile=default",
+        "train.fused_kernels=norm",
         "train.fused_kernels=auto",
         "train.channels_last=false",
         "train.deterministic=true",
