@@ -169,6 +169,7 @@ def test_the_table_of_measurements_names_every_page() -> None:
         ("podscale study nothing", "nothing"),
         ("podscale study digits-batch --epochs 3", "--epochs"),
         ("podscale nothing", "nothing"),
+        ("make nothing MINUTES=3", "nothing"),
     ],
 )
 def test_a_command_that_does_not_exist_is_found(command: str, part: str) -> None:
@@ -185,6 +186,9 @@ def unknown_part(command: str) -> str:
             return words[2]
         known = main.read_text(encoding="utf-8") + (BENCHMARKS / "harness.py").read_text(encoding="utf-8")
         return next((option for option in options if f'"{option}"' not in known), "")
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        return next((word for word in words[1:] if f"\n{word}: " not in makefile), "")
     if words[0] != "podscale" or not (known_options := command_options(words[1:])):
         return command
     unknown_option = next((option for option in options if option not in known_options), "")
