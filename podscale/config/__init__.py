@@ -1,7 +1,7 @@
 """Run document: one typed model, its reader and its identity."""
 
 from podscale.config.data import DataSection, InputSection
-from podscale.config.document import Defaults, dumps, json_schema, load, loads, option_names
+from podscale.config.document import Defaults, dumps, json_schema, load, load_values, loads, option_names
 from podscale.config.identity import Difference, data_fingerprint, differences, fingerprint, result_values
 from podscale.config.model import ModelSection
 from podscale.config.run import ClaimSection
@@ -23,6 +23,7 @@ __all__ = [
     "fingerprint",
     "json_schema",
     "load",
+    "load_values",
     "loads",
     "option_names",
     "result_values",

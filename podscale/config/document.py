@@ -98,6 +98,11 @@ def loads(text: str, name: str = "document", overrides: Overrides = (), defaults
     return record_code(record_plugins(_validate(RunConfig, values, origins)), anew=names_code)
 
 
+def load_values(values: Mapping[str, Any], name: str) -> RunConfig:
+    """Load a run document from JSON values; `name` stands for the file in messages."""
+    return record_code(record_plugins(_validate(RunConfig, dict(values), _Origins(KeyLocations(name)))))
+
+
 def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
     """Load another kind of document, `model`, with the rules and errors of a run document."""
     return _validate(model, *_read_values(text, name))

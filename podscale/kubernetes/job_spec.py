@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from podscale.config import RunConfig, dumps, loads
+from podscale.config import RunConfig, dumps, load_values
 from podscale.config.identity import changed_result_values
 from podscale.config.images import stage_image
 from podscale.config.launch import ClusterSection
@@ -265,7 +265,7 @@ def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_
     values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
     if cache_path is not None:
         values["input"]["cache_dir"] = cache_path
-    text = dumps(loads(json.dumps(values), "the document of the pods"))
+    text = dumps(load_values(values, "the document of the pods"))
     if len(text.encode()) > MAX_DOCUMENT_BYTES:
         raise InputError(
             f"longer than {MAX_DOCUMENT_BYTES} bytes, the limit for an environment variable of the pods",
