@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
     build()
-    lines = head("Fuzzing of the native decoder", ("pillow", "numpy"), "make fuzz MINUTES=" + f"{options.minutes:g}")
+    lines = head("Fuzzing of the native decoder", ("pillow", "numpy"), f"make fuzz MINUTES={options.minutes:g}")
     if not CORPUS.exists():
         write_seeds(CORPUS)
     at_start = len(list(CORPUS.iterdir()))
