@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from podscale.report.markup import format_percent
+from podscale.study.document import BATCH_OPTION
 from podscale.study.results import ResultGroup, StudyResults
 from podscale.study.seed_statistics import mean_deviation_percent
 from podscale.study.sweep_series import format_choice, format_option_value
@@ -32,11 +33,16 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
 
 
 def _axis_sentence(results: StudyResults, line: str, end: Any) -> str:
-    """Return the accuracy of a line at the first x, and at the last if it is higher; else up to which x it holds."""
+    """Return the accuracy of a line at the first x, and up to which batch it holds.
+
+    If it is higher at the last x, or if the axis is no batch, the accuracy there follows instead.
+    """
     first, *_, last = results.groups_of_line(line)
     change = results.difference(first, last)
-    if change is not None and change.value > 0 and not change.is_noise:
-        rest = f"{mean_deviation_percent(last.top1s)} at {format_option_value(last.x)}"
+    is_higher = change is not None and change.value > 0 and not change.is_noise
+    if change is not None and (is_higher or results.study.axis_option != BATCH_OPTION):
+        noise = ", within noise" if change.is_noise else ""
+        rest = f"{mean_deviation_percent(last.top1s)} at {format_option_value(last.x)}{noise}"
     elif end != first.x:
         rest = f"keeps its accuracy to {results.axis_label(end)}"
     else:

@@ -204,6 +204,11 @@ class TestBlocks:
         glance = list(summary_sentences(results_of()))
         assert glance[1] == "one: 30.00 \u00b1 1.00 % at 64, 60.00 \u00b1 1.00 % at 1,024."
 
+    def test_an_axis_that_is_no_batch_has_both_ends_in_the_summary(self) -> None:
+        grid = {"model.width": [8, 16], "train.global_batch": [256]}
+        glance = list(summary_sentences(results_of(grid=grid, variants=[{"name": "one"}], target=None)))
+        assert glance[0] == "batch 256: 90.00 \u00b1 1.00 % at 8, 90.00 \u00b1 1.00 % at 16, within noise."
+
     def test_results_without_an_axis_are_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
         results = results_of(grid={"train.global_batch": [1024]}, target=None)
         rows = next(block for block in result_blocks(results) if isinstance(block, DotBlock)).rows
