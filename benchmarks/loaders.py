@@ -63,10 +63,8 @@ def measure(folder: Path, images: Path, changes: tuple[str, ...]) -> Measured:
     run(folder, images, changes)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = folder / "runs" / "imagenette"
-    history, scores = (
-        read_history(done / "metrics.jsonl"),
-        evaluation_json.read_evaluation(done / "evaluation.json").scores,
-    )
+    history = read_history(done / "metrics.jsonl")
+    scores = evaluation_json.read_evaluation(done / "evaluation.json").scores
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = read_outcomes(done / "outcome.json")["train"].seconds
     assert scores.loss is not None
