@@ -20,6 +20,7 @@ from podscale.hardware.collective_cost import ALGORITHMS
 from podscale.pytorch.all_reduce import build_all_reduce
 from podscale.pytorch.all_reduce.algorithms import AllReduce
 from podscale.pytorch.all_reduce.auto import AlgorithmChoice, resolve_algorithm
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.world import World
 from podscale.report.charts.lines import XAxis, YAxis
 from podscale.report.charts.standalone import line_chart_svg
@@ -205,7 +206,8 @@ def auto_row(shape: ClusterShape, gradient_bytes: int, megabytes: float) -> str:
 def _resolve(world: World, size: int) -> tuple[AlgorithmChoice, float]:
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
-        resolved = resolve_algorithm(AllReduceSection(algorithm="auto"), world, size, Path(name, "all_reduce.json"))
+        stored = StoredChoice(Path(name, "all_reduce.json"))
+        resolved = resolve_algorithm(AllReduceSection(algorithm="auto"), world, size, stored)
         return resolved, time.perf_counter() - start
 
 

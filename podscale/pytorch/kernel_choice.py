@@ -1,16 +1,12 @@
 """Choice of the kernels of batch norm and 1x1 convolutions for `train.fused_kernels: auto`.
 
 Forward and backward of the run's own network are timed on the device with each kind of kernels, after the passes that
-compile them. Every time is the slowest rank's. The choice is stored in the run directory and reused if the run resumes
-on the same kind of device: other kernels round otherwise, and the resumed run would not be bit-identical to an
-uninterrupted one.
+compile them. Every time is the slowest rank's. The choice is stored (see `stored_choice`).
 """
 
-import json
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
@@ -18,14 +14,15 @@ import torch
 from torch import distributed as dist
 
 from podscale.config import RunConfig
+from podscale.config.batch_phases import largest_pass
 from podscale.distributed.waits import waiting_for
 from podscale.pytorch.batch_norm.layer import BatchNorm, batch_norm_layers
 from podscale.pytorch.precision import build_precision, set_numerics
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.timing import record_mark, seconds_between
 from podscale.pytorch.train_step import smoothed_cross_entropy
 from podscale.pytorch.trainer import build_model_on_device
 from podscale.pytorch.world import World
-from podscale.util.files import write_json
 
 Kernels = Literal["off", "norm", "gemm"]
 KINDS: tuple[Kernels, ...] = get_args(Kernels)
@@ -34,32 +31,19 @@ LEAST_GAIN = 0.02
 """Share of the time by which kernels of this project must be faster than the libraries' to be chosen."""
 
 
-def resolve_fused_kernels(
-    config: RunConfig,
-    world: World,
-    classes: int,
-    choice_file: Path,
-    fence: Callable[[], None] | None,
-    report: Callable[..., None],
-) -> RunConfig:
+def resolve_fused_kernels(config: RunConfig, world: World, classes: int, stored: StoredChoice) -> RunConfig:
     """Return the document with `fused_kernels: auto` replaced by a choice. Every rank must call this at the same time.
 
     It is `off` without a measurement where the kernels do not run: on CPUs, in NCHW order and with `train.compile`.
-
-    Args:
-        fence: called on rank 0 before it reads and writes `choice_file`.
-        report: called on every rank with the facts; `kept` is True if an earlier launch made the choice.
     """
     train = config.train
     if train.fused_kernels != "auto":
         return config
     chosen: Kernels = "off"
     if world.on_gpu and train.channels_last and train.compile == "off":
-        if world.is_rank0 and fence is not None:
-            fence()
-        chosen, seconds, is_kept = choose_kernels(config, world, classes, choice_file)
+        chosen, seconds, is_kept = choose_kernels(config, world, classes, stored)
         times = {f"{kind}_ms": f"{1000 * time:.4g}" for kind, time in seconds.items()}
-        report({"kernels": chosen, **times}, kept=is_kept)
+        stored.report({"kernels": chosen, **times}, kept=is_kept)
     return with_kernels(config, chosen)
 
 
@@ -69,27 +53,23 @@ def with_kernels(config: RunConfig, kind: Kernels) -> RunConfig:
 
 @waiting_for("the choice of kernels")
 def choose_kernels(
-    config: RunConfig, world: World, classes: int, choice_file: Path
+    config: RunConfig, world: World, classes: int, stored: StoredChoice
 ) -> tuple[Kernels, dict[Kernels, float], bool]:
-    """Return the choice, seconds of a pass by kind, and whether `choice_file` had them for the same ranks and devices.
+    """Return the choice, seconds of a pass by kind, and whether both were stored for the same ranks and devices.
 
     Every rank must call this at the same time. A kind that does not run on every rank has no time.
     """
-    device = torch.cuda.get_device_name(world.device) if world.on_gpu else "cpu"
-    batch = rank_batch(config, world)
-    key = [world.size, device, batch, config.input.image_size, config.train.precision, config.model.model_dump()]
-    record = world.broadcast(_read_choice(choice_file, key) if world.is_rank0 else None)
-    is_kept = record is not None
-    if record is None:
-        slowest = torch.tensor(
-            [time_kernels(config, world, classes, kind) for kind in KINDS], dtype=torch.float64, device=world.device
-        )
+
+    def measure() -> dict[str, Any]:
+        times = [time_kernels(config, world, classes, kind) for kind in KINDS]
+        slowest = torch.tensor(times, dtype=torch.float64, device=world.device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         seconds = {kind: time for kind, time in zip(KINDS, slowest.tolist(), strict=True) if math.isfinite(time)}
-        record = world.broadcast({"key": key, "chosen": fastest_kernels(seconds), "seconds": seconds})
-        if world.is_rank0:
-            choice_file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(choice_file, record)
+        return {"chosen": fastest_kernels(seconds), "seconds": seconds}
+
+    device = torch.cuda.get_device_name(world.device) if world.on_gpu else "cpu"
+    key = [world.size, device, _images_shape(config, world), config.train.precision, config.model.model_dump()]
+    record, is_kept = stored.keep(world, key, measure)
     return record["chosen"], record["seconds"], is_kept
 
 
@@ -102,9 +82,10 @@ def fastest_kernels(seconds: dict[Kernels, float]) -> Kernels:
     return chosen
 
 
-def rank_batch(config: RunConfig, world: World) -> int:
-    """Return the images of a rank in one pass of the first step."""
-    return max(1, config.train.global_batch // (world.size * config.train.accumulation))
+def _images_shape(config: RunConfig, world: World) -> list[int]:
+    """Return the shape of a rank's images in the largest pass of the run."""
+    side = max(config.training_sizes)
+    return [largest_pass(config.train).pass_images // world.size, 3, side, side]
 
 
 def time_kernels(config: RunConfig, world: World, classes: int, kind: Kernels) -> float:
@@ -144,11 +125,11 @@ def _runs(layer: BatchNorm, kind: Kernels) -> bool:
 
 def _training_pass(config: RunConfig, world: World, model: torch.nn.Module) -> Callable[[], None]:
     """Return a function that runs forward and backward on random images, as large as those of a step."""
-    batch, side = rank_batch(config, world), config.input.image_size
+    shape = _images_shape(config, world)
     precision = build_precision(config.train, world)
     precision.cast_parameters(model)
-    images = torch.randn(batch, 3, side, side, device=world.device).contiguous(memory_format=torch.channels_last)
-    labels = torch.zeros(batch, dtype=torch.int64, device=world.device)
+    images = torch.randn(shape, device=world.device).contiguous(memory_format=torch.channels_last)
+    labels = torch.zeros(shape[0], dtype=torch.int64, device=world.device)
 
     def run() -> None:
         with precision.autocast():
@@ -158,12 +139,3 @@ def _training_pass(config: RunConfig, world: World, model: torch.nn.Module) -> C
         model.zero_grad(set_to_none=True)
 
     return run
-
-
-def _read_choice(path: Path, key: list[Any]) -> dict[str, Any] | None:
-    """Read the choice of an earlier launch for the same ranks and devices; None if there is none."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if record.get("key") == json.loads(json.dumps(key)) else None

@@ -27,6 +27,7 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.pytorch.all_reduce.auto import resolve_all_reduce
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.kernel_choice import resolve_fused_kernels
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.trainer import PyTorchTrainer, build_trainer
 from podscale.pytorch.world import World, join_world, leave_world
@@ -74,8 +75,10 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     ranks.mkdir(exist_ok=True)
     with open_training_logger(WorkerEnv(config, "train", job["shard_set"], ranks), world) as logger:
         classes = len(shard_set.classes)
-        config = resolve_all_reduce(config, world, classes, run.all_reduce, None, logger.all_reduce_chosen)
-        config = resolve_fused_kernels(config, world, classes, run.fused_kernels, None, logger.fused_kernels_chosen)
+        algorithm = StoredChoice(run.all_reduce, None, logger.all_reduce_chosen)
+        kernels = StoredChoice(run.fused_kernels, None, logger.fused_kernels_chosen)
+        config = resolve_all_reduce(config, world, classes, algorithm)
+        config = resolve_fused_kernels(config, world, classes, kernels)
         trainer = build_trainer(config, world, shard_set, checkpoints, logger, StopRequest())
         try:
             return _measure_trainer(trainer, job["warmup"], job["steps"], job["parts"], profile=job["profile"])

@@ -150,6 +150,7 @@ def build_trainer(
     """Build the trainer of a run document, on all ranks together. Raises InputError if the run does not fit."""
     train, split = config.train, shard_set.split("train")
     validate_world(config, world.size, len(split))
+    assert train.fused_kernels != "auto", "replaced by the choice of `kernel_choice`"
     if train.cuda_graph and not world.on_gpu:
         raise InputError(
             "torch sees no CUDA device here", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false"
@@ -281,7 +282,7 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
     set_stem_compute(model, config.train.stem_compute)
     train = config.train
-    is_fused = train.fused_kernels in ("norm", "gemm")  # `auto` is replaced before a training (kernel_choice)
+    is_fused = train.fused_kernels in ("norm", "gemm")  # `auto` is replaced before a training
     if is_fused and world.on_gpu and train.channels_last and train.compile == "off":
         fuse_batch_norm(model, world.device, convolutions=train.fused_kernels == "gemm")
     return model.train()

@@ -24,6 +24,7 @@ from podscale.pytorch.gpu_checks import check_gpu
 from podscale.pytorch.kernel_choice import resolve_fused_kernels
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.software import library_versions
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.train_state import load_weights_file
 from podscale.pytorch.trainer import PyTorchTrainer, build_model_on_device, build_trainer
 from podscale.pytorch.world import World, join_torch_rank_group, join_world, leave_world
@@ -94,8 +95,10 @@ def run_training(
 ) -> None:
     def build(checkpoint_store: CheckpointStore, logger: TrainingLogger) -> PyTorchTrainer:
         classes, fence = len(shard_set.classes), worker_env.fence(run)
-        config = resolve_all_reduce(worker_env.config, world, classes, run.all_reduce, fence, logger.all_reduce_chosen)
-        config = resolve_fused_kernels(config, world, classes, run.fused_kernels, fence, logger.fused_kernels_chosen)
+        algorithm = StoredChoice(run.all_reduce, fence, logger.all_reduce_chosen)
+        kernels = StoredChoice(run.fused_kernels, fence, logger.fused_kernels_chosen)
+        config = resolve_all_reduce(worker_env.config, world, classes, algorithm)
+        config = resolve_fused_kernels(config, world, classes, kernels)
         return build_trainer(config, world, shard_set, checkpoint_store, logger, stop)
 
     run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)

@@ -43,7 +43,7 @@ def read_progress(grid: TrialGrid, records: RecordStore, folder: Path) -> int:
     path = progress_path(folder, grid.study.name)
     if not path.exists():
         return 0
-    launches, added = list[ProtocolLaunch](), 0
+    launches, found = list[ProtocolLaunch](), list[TrialRecord]()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             launch, record = _parse_line(json.loads(line))
@@ -52,11 +52,13 @@ def read_progress(grid: TrialGrid, records: RecordStore, folder: Path) -> int:
             raise InputError(f"line {number} is damaged: {error}", field=str(path), hint=hint) from None
         if launch is not None:
             launches.append(launch)
-        if record is not None and records.get(record.cell) is None:
-            records.add(record)
-            added += 1
+        if record is not None:
+            found.append(record)
+    added = [record for record in found if records.get(record.cell) is None]
+    for record in added:
+        records.add(record)
     add_launches(launches, records.study_directory(grid.study.name))
-    return added
+    return len(added)
 
 
 def _parse_line(values: dict[str, Any]) -> tuple[ProtocolLaunch | None, TrialRecord | None]:

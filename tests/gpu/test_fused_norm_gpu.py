@@ -87,12 +87,14 @@ def test_two_runs_of_fused_steps_give_the_same_bits(
 
 def test_the_choice_is_made_on_the_gpu_and_kept(document: Any, world: Any, tmp_path: Path) -> None:
     from podscale.pytorch.kernel_choice import choose_kernels
+    from podscale.pytorch.stored_choice import StoredChoice
 
     config = document(
         tmp_path, model={"name": "resnet50", "width": 16}, size=64, precision="bf16", fused_kernels="auto"
     )
-    chosen, seconds, is_kept = choose_kernels(config, world, 4, tmp_path / "fused_kernels.json")
+    stored = StoredChoice(tmp_path / "fused_kernels.json")
+    chosen, seconds, is_kept = choose_kernels(config, world, 4, stored)
     print(f"{chosen}: {seconds}")
     assert seconds.keys() == {"off", "norm", "gemm"}
     assert not is_kept
-    assert choose_kernels(config, world, 4, tmp_path / "fused_kernels.json") == (chosen, seconds, True)
+    assert choose_kernels(config, world, 4, stored) == (chosen, seconds, True)

@@ -40,12 +40,13 @@ def test_auto_on_the_device(tmp_path: Path) -> None:
     """In this process, alone: timing waits for the device, and the chosen algorithm can be built."""
     from podscale.pytorch.all_reduce import build_all_reduce
     from podscale.pytorch.all_reduce.auto import resolve_algorithm
+    from podscale.pytorch.stored_choice import StoredChoice
     from podscale.pytorch.world import join_world, leave_world
 
     section = AllReduceSection(algorithm="auto")
     world = join_world(60.0, {})
     try:
-        choice = resolve_algorithm(section, world, 10**8, tmp_path / "all_reduce.json")
+        choice = resolve_algorithm(section, world, 10**8, StoredChoice(tmp_path / "all_reduce.json"))
         bucket = torch.ones(2**20, device=world.device)
         build_all_reduce(choice.section(section), world)(bucket)
         assert bucket.eq(1).all()

@@ -1,15 +1,11 @@
 """Choice of the all-reduce algorithm for `algorithm: auto`, and the error of an all-reduce in a short wire format.
 
 `auto` measures the links for about two seconds, fits latency and bandwidth of each axis, and chooses by the cost model.
-Every time is the slowest rank's. Rank 0 decides and broadcasts. The choice is stored in the run directory and reused if
-the run resumes at the same size: another algorithm would add in another order, and the resumed run would not be
-bit-identical to an uninterrupted one.
+Every time is the slowest rank's. The choice is stored (see `stored_choice`).
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +19,10 @@ from podscale.hardware.all_reduce_choice import AllReduceChoice, choose_all_redu
 from podscale.hardware.collective_cost import Fabric, LinkAxis
 from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES, AllReduce
 from podscale.pytorch.mesh import Axis, build_line, build_mesh, plan_rows
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.timing import time_slowest_rank
 from podscale.pytorch.world import World
 from podscale.training.fine_tuning import trained_spec
-from podscale.util.files import write_json
 
 CANDIDATES = ("flat", "tree", "hierarchical", "torus2d")
 """Algorithms that `auto` considers. The backend's own is a ring too, and hybrid needs buckets of several sizes."""
@@ -62,57 +58,41 @@ class AlgorithmChoice:
         return facts
 
 
-def resolve_all_reduce(
-    config: RunConfig,
-    world: World,
-    classes: int,
-    choice_file: Path,
-    fence: Callable[[], None] | None,
-    report: Callable[..., None],
-) -> RunConfig:
-    """Return the document with `algorithm: auto` replaced by a choice. Every rank must call this at the same time.
-
-    Args:
-        fence: called on rank 0 before it reads and writes `choice_file`.
-        report: called on every rank with the facts; `kept` is True if an earlier launch made the choice.
-    """
+def resolve_all_reduce(config: RunConfig, world: World, classes: int, stored: StoredChoice) -> RunConfig:
+    """Return the document with `algorithm: auto` replaced by a choice. Every rank must call this at the same time."""
     section = config.train.all_reduce
     if section.algorithm != "auto":
         return config
-    if world.is_rank0 and fence is not None:
-        fence()
     sharded = config.train.weight_update == "sharded"
     chosen = resolve_algorithm(
-        section, world, 4 * trained_spec(config, classes).num_parameters, choice_file, sharded=sharded
+        section, world, 4 * trained_spec(config, classes).num_parameters, stored, sharded=sharded
     )
-    report(chosen.facts(), kept=chosen.is_reused)
+    stored.report(chosen.facts(), kept=chosen.is_reused)
     train = config.train.model_copy(update={"all_reduce": chosen.section(section)})
     return config.model_copy(update={"train": train})
 
 
 @waiting_for("the choice of an all-reduce algorithm")
 def resolve_algorithm(
-    section: AllReduceSection, world: World, gradient_bytes: int, choice_file: Path, *, sharded: bool = False
+    section: AllReduceSection, world: World, gradient_bytes: int, stored: StoredChoice, *, sharded: bool = False
 ) -> AlgorithmChoice:
-    """Return the choice for gradients of `gradient_bytes`, from `choice_file` if it was made for the same ranks.
+    """Return the choice for gradients of `gradient_bytes`, the stored one if it was made for the same ranks.
 
     Every rank must call this at the same time. `sharded` allows only algorithms with a reduce-scatter.
     """
     rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
-    key = [world.size, rows, gradient_bytes, world.device.type, wires, sharded]
-    record = world.broadcast(_read_choice(choice_file, key) if world.is_rank0 else None)
-    if record is not None:
-        return _parse_choice(record, is_reused=True)
-    fabric = measure_fabric(world, section.row)
-    if world.is_rank0:
+
+    def measure() -> dict[str, Any]:
+        fabric = measure_fabric(world, section.row)
         row_volume, column_volume = (WIRE_DTYPES[wire].itemsize / 4 for wire in wires)
         links = fabric.with_wire_formats(row_volume, column_volume)
         choice = choose_all_reduce(links, gradient_bytes, _allowed_algorithms(section, sharded))
-        record = {"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}
-        choice_file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(choice_file, record)
-    return _parse_choice(world.broadcast(record), is_reused=False)
+        return {"choice": asdict(choice), "fabric": asdict(fabric)}
+
+    key = [world.size, rows, gradient_bytes, world.device.type, wires, sharded]
+    record, is_reused = stored.keep(world, key, measure)
+    return _parse_choice(record, is_reused=is_reused)
 
 
 def _allowed_algorithms(section: AllReduceSection, sharded: bool) -> Sequence[str]:
@@ -161,15 +141,6 @@ def _measure_axis(world: World, axis: Axis) -> LinkAxis:
         seconds.append(min(times))
         spent += sum(times)
     return fit_link_axis(axis.size, sizes, seconds)
-
-
-def _read_choice(path: Path, key: list[Any]) -> dict[str, Any] | None:
-    """Read the choice of an earlier launch for the same ranks; None if there is none or it cannot be read."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if record.get("key") == json.loads(json.dumps(key)) else None
 
 
 def _parse_choice(record: dict[str, Any], *, is_reused: bool) -> AlgorithmChoice:

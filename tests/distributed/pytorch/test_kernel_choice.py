@@ -11,6 +11,7 @@ import pytest
 from podscale.config import RunConfig
 from podscale.pytorch import kernel_choice
 from podscale.pytorch.kernel_choice import fastest_kernels, resolve_fused_kernels, time_kernels
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.world import World
 from tests.distributed.conftest import RunWorld
 
@@ -56,7 +57,7 @@ def test_every_rank_takes_the_choice_by_the_slowest_and_keeps_it(run_world: RunW
 
         with patch.object(kernel_choice, "time_kernels", time_kernels):
             choices = [
-                kernel_choice.choose_kernels(config, world, 10, choice_file)
+                kernel_choice.choose_kernels(config, world, 10, StoredChoice(choice_file))
                 for config in (document(), document(), document(global_batch=16))
             ]
         return choices, timed
@@ -68,11 +69,26 @@ def test_every_rank_takes_the_choice_by_the_slowest_and_keeps_it(run_world: RunW
     assert json.loads(choice_file.read_text())["chosen"] == "norm"
 
 
+def test_only_rank_0_is_fenced_and_reads_the_file(run_world: RunWorld, tmp_path: Path) -> None:
+    choice_file = tmp_path / "x.json"
+
+    def body(world: World) -> Any:
+        fenced: list[bool] = []
+        stored = StoredChoice(choice_file, fence=lambda: fenced.append(choice_file.exists()))
+        answers = [stored.keep(world, ["key"], lambda: {"rank": world.rank}) for _ in range(2)]
+        return answers, fenced
+
+    answers = 2 * [[({"key": ["key"], "rank": 0}, False), ({"key": ["key"], "rank": 0}, True)]]
+    assert run_world(2, body) == [*zip(answers, ([False, True], []), strict=True)]
+
+
 def test_nothing_is_timed_where_the_kernels_do_not_run(run_world: RunWorld, tmp_path: Path) -> None:
+    stored = StoredChoice(tmp_path / "x.json", report=_no_report)
+
     def body(world: World) -> list[str]:
         with patch.object(kernel_choice, "time_kernels", None):
             return [
-                resolve_fused_kernels(config, world, 10, tmp_path / "x.json", None, _no_report).train.fused_kernels
+                resolve_fused_kernels(config, world, 10, stored).train.fused_kernels
                 for config in (document(), document(fused_kernels="norm"), document(fused_kernels="off"))
             ]
 
@@ -89,7 +105,8 @@ def test_a_gpu_that_does_not_run_them_has_no_choice_either(change: dict[str, Any
     import torch
 
     world = World(0, 1, 0, 1, torch.device("cuda", 0))
-    found = resolve_fused_kernels(document(**change), world, 10, tmp_path / "x.json", None, _no_report)
+    stored = StoredChoice(tmp_path / "x.json", report=_no_report)
+    found = resolve_fused_kernels(document(**change), world, 10, stored)
     assert found.train.fused_kernels == "off"
 
 
@@ -97,19 +114,11 @@ def test_a_choice_on_a_gpu_replaces_the_option_and_is_reported(tmp_path: Path) -
     import torch
 
     world, reports = World(0, 1, 0, 1, torch.device("cuda", 0)), []
-    fenced: list[bool] = []
+    stored = StoredChoice(tmp_path / "x.json", report=lambda facts, *, kept: reports.append((facts, kept)))
     with patch.object(kernel_choice, "choose_kernels", lambda *_: ("gemm", {"off": 0.0123, "gemm": 0.01}, True)):
-        found = resolve_fused_kernels(
-            document(),
-            world,
-            10,
-            tmp_path / "x.json",
-            lambda: fenced.append(True),
-            lambda facts, *, kept: reports.append((facts, kept)),
-        )
+        found = resolve_fused_kernels(document(), world, 10, stored)
     assert found.train.fused_kernels == "gemm"
     assert reports == [({"kernels": "gemm", "off_ms": "12.3", "gemm_ms": "10"}, True)]
-    assert fenced == [True]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16"])

@@ -1,5 +1,6 @@
 """Comparison of the fuzzer's corpus with Pillow (tests/support/native_fuzz.py); `make fuzz` runs the fuzzer."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,24 @@ def test_other_pixels_name_the_file(seeds: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native_fuzz.CropDecoder, "decode", flawed)
     with pytest.raises(AssertionError, match="seed-"):
         native_fuzz.compare(seeds)
+
+
+def fuzzer(folder: Path, script: str) -> Path:
+    """Return a program that stands for the fuzzer."""
+    program = folder / "fuzzer"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_counts_are_those_that_libfuzzer_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = "#2 INITED cov: 3 ft: 4\n#9 DONE cov: 81 ft: 90\nstat::number_of_executed_units: 1234\n"
+    monkeypatch.setattr(native_fuzz, "PROGRAM", fuzzer(tmp_path, f"printf '{printed}' >&2"))
+    counts = native_fuzz.fuzz(tmp_path, 0.1)
+    assert (counts["inputs"], counts["edges"]) == (1234, 81)
+
+
+def test_a_crash_of_the_fuzzer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_fuzz, "PROGRAM", fuzzer(tmp_path, "exit 77"))
+    with pytest.raises(subprocess.CalledProcessError):
+        native_fuzz.fuzz(tmp_path, 0.1)

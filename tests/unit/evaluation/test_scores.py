@@ -37,7 +37,7 @@ def random_case(n: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray
     return logits, labels, from_logits(logits, labels)
 
 
-@pytest.mark.parametrize(("n", "classes"), [(500, 10), (300, 3), (2000, 1000), (40, 2)])
+@pytest.mark.parametrize(("n", "classes"), [(500, 10), (300, 3), (5000, 1000), (40, 2)])
 def test_against_scikit_learn(n: int, classes: int) -> None:
     from sklearn import metrics  # imported here, because it takes seconds in every process that only collects this test
 

@@ -80,3 +80,4 @@ def test_a_damaged_file_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(InputError, match="line 2 is damaged") as refused:
         read_progress(*open_study(tmp_path / "there"), tmp_path)
     assert refused.value.field == str(path)
+    assert not (tmp_path / "there").exists(), "nothing of a damaged file is taken"

@@ -14,6 +14,7 @@ from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
+from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.worker import run_training
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
@@ -34,8 +35,8 @@ def test_every_rank_makes_the_same_choice(run_world: RunWorld, tmp_path: Path, s
         from podscale.pytorch.all_reduce import build_all_reduce
         from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
-        first = resolve_algorithm(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
-        again = resolve_algorithm(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
+        first = resolve_algorithm(section, world, BYTES, StoredChoice(tmp_path / "run" / "all_reduce.json"))
+        again = resolve_algorithm(section, world, BYTES, StoredChoice(tmp_path / "run" / "all_reduce.json"))
         build_all_reduce(first.section(section), world)
         return first, again, first.section(section)
 
@@ -57,7 +58,9 @@ def test_another_world_or_model_chooses_again(run_world: RunWorld, tmp_path: Pat
     def body(world: World) -> list[bool]:
         from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
-        return [resolve_algorithm(AUTO, world, size, keep).is_reused for size in (BYTES, BYTES, 2 * BYTES)]
+        return [
+            resolve_algorithm(AUTO, world, size, StoredChoice(keep)).is_reused for size in (BYTES, BYTES, 2 * BYTES)
+        ]
 
     assert run_world(2, body)[1] == [False, True, False]
     assert run_world(4, body)[3] == [False, True, False]
@@ -73,7 +76,7 @@ def test_a_wire_format_for_rows_chooses_an_algorithm_with_rows(run_world: RunWor
         from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
         choices = [
-            resolve_algorithm(section, world, BYTES, tmp_path / "all_reduce.json", sharded=halves)
+            resolve_algorithm(section, world, BYTES, StoredChoice(tmp_path / "all_reduce.json"), sharded=halves)
             for halves in (False, True)
         ]
         return tuple(choice.section(section).algorithm for choice in choices)
@@ -116,7 +119,7 @@ def test_a_resumed_run_keeps_its_choice_and_its_bits(
     run_world: RunWorld, make_shard_set: MakeShardSet, tmp_path: Path
 ) -> None:
     shards = make_shard_set()
-    auto = document(tmp_path / "auto", train__all_reduce={"algorithm": "auto", "row": 2})
+    auto = document(tmp_path / "auto", train__all_reduce={"algorithm": "auto", "row": 2}, train__fused_kernels="auto")
     explicit = document(tmp_path / "given", train__all_reduce={"algorithm": "tree", "row": 2, "bucket_mb": 0.01})
 
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 0)) == [False] * 4

@@ -93,8 +93,8 @@ def real_samples(archive: Path, count: int, every: int) -> list[Any]:
 
 @needs_dali
 def test_real_images_are_alike_in_both_loaders(real_data, make_shard_set) -> None:
-    samples = real_samples(real_data / "imagenet-500.tar", 20, 24)
-    samples += real_samples(real_data / "imagenette224.tar", 20, 600)
+    samples = real_samples(real_data / "imagenet-500.tar", 40, 12)
+    samples += real_samples(real_data / "imagenette224.tar", 40, 300)
     for sample in samples:
         assert np.array_equal(decode(np.frombuffer(sample.image, np.uint8)), pil_pixels(sample.image))
     directory = make_shard_set({"train": samples, "validation": samples})

@@ -239,7 +239,7 @@ def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
     assert (report["batch"], report["images"]) == (768, 944)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4000), st.floats(0, 8), st.floats(0.001, 2))
 def test_two_batches_determine_the_largest_if_memory_is_linear(limit: int, fixed: float, each: float) -> None:
     """One batch underestimates if it fits and overestimates if not. No estimate contradicts a compiled result."""
@@ -578,7 +578,7 @@ def test_devices_that_share_images_are_one_rank() -> None:
     assert (larger.config.train.global_batch, larger.steps) == (32, 200), "half the batch, twice the steps"
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 5000), st.floats(0, 8), st.floats(0.001, 2), st.sampled_from([1, 8, 104, 128, 4096]))
 def test_a_search_for_the_largest_batch_needs_few_compilations(
     limit: int, fixed: float, each: float, first: int
