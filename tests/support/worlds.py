@@ -6,6 +6,7 @@ with "Invalid thread pool" or refuses its first backward pass). A fresh interpre
 than most worlds run.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -91,7 +92,8 @@ def show_stacks(pids: list[int | None]) -> None:
     """Let the ranks that are still there print their stacks, which pytest shows with the failed test."""
     for pid in pids:
         assert pid, "a running process has one"
-        os.kill(pid, signal.SIGUSR1)
+        with contextlib.suppress(ProcessLookupError):  # it may end between the question and the signal
+            os.kill(pid, signal.SIGUSR1)
     time.sleep(1)
 
 
