@@ -34,7 +34,7 @@ from podscale.data.decode_index import SUFFIX
 from podscale.data.loaders.build_loader import unavailable_reason
 from podscale.data.native import CropDecoder, kernels
 from podscale.data.shard_set import ShardSet, Split
-from podscale.data.sharding.index_shards import index_shards
+from podscale.data.sharding.decode_indexes import index_shards
 from podscale.errors import InputError
 
 ROUNDS = 5

@@ -16,11 +16,10 @@ from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.data.crop import CropParams, training_crops
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode, decode_rows
-from podscale.data.loaders import pillow
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.loaders.build_loader import build_loader, open_shard_set
+from podscale.data.loaders.cpu import PillowLoader
 from podscale.data.loaders.decoded_cache import DecodedCache
-from podscale.data.loaders.pillow import PillowLoader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
@@ -73,7 +72,7 @@ CropFunction = Callable[[Pixels, CropParams, int, Interpolation], object]
 
 def cropping_by(function: CropFunction) -> AbstractContextManager[object]:
     """Replace the crop function of the loader during the block."""
-    return mock.patch.object(pillow, "crop_and_resize", function)
+    return mock.patch("podscale.data.loaders.cpu.crop_and_resize", function)
 
 
 class MeasuredLoader:

@@ -10,7 +10,7 @@ from typing import Any
 from podscale.bench.input_rates import InputRow, InputSettings
 from podscale.bench.train_report import REFERENCE_RATES
 from podscale.config import InputSection
-from podscale.data.loaders.decode_index_hint import decode_index_hint
+from podscale.data.loaders.build_loader import decode_index_hint
 from podscale.data.shard_set import Split
 from podscale.hardware import find_gpu_chip
 from podscale.util import host_info

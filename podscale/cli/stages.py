@@ -197,7 +197,7 @@ def _print_shard_set(result: "ShardResult") -> None:
 
 def _index_shards(config: "RunConfig", result: "ShardResult", workers: int, *, verify: bool) -> None:
     """Write the missing decode indexes of a set, with `verify` the damaged ones too, and print their size."""
-    from podscale.data.sharding.index_shards import index_shards
+    from podscale.data.sharding.decode_indexes import index_shards
     from podscale.runs import local_path
 
     if config.data.decode_index is None:

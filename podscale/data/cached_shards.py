@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -17,14 +18,14 @@ import numpy.typing as npt
 
 from podscale.data.decode_index import DecodeIndex, decode_index_path
 from podscale.data.manifest import Shard, ShardSetManifest
-from podscale.data.remote_decode_indexes import RemoteDecodeIndexes
 from podscale.data.remote_files import RemoteFiles
-from podscale.errors import PodscaleError
+from podscale.errors import InputError, PodscaleError
 from podscale.util.file_locks import file_lock
 
 log = logging.getLogger("podscale.data")
 
 _MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
+_INDEX_ATTEMPTS = 2  # attempts of one request for a decode index: a training waits for it
 
 
 class Cache(Protocol):
@@ -45,15 +46,9 @@ class CachedShardMapper:
     cached_bytes = 0  # all records are in mapped files
     is_remote = True
 
-    def __init__(
-        self,
-        cache: Cache,
-        remote: RemoteFiles,
-        directory: Path,
-        manifest: ShardSetManifest,
-    ) -> None:
+    def __init__(self, cache: Cache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
         self._cache, self._remote = cache, remote
-        self._remote_indexes = RemoteDecodeIndexes(remote, cache.write_if_space)
+        self._remote_indexes = _RemoteDecodeIndexes(cache, remote)
         self._shards = {
             directory / split / shard.name: (f"{split}/{shard.name}", shard)
             for split, summary in manifest.splits.items()
@@ -134,7 +129,7 @@ class CachedShardMapper:
                     self._cache.download(self._remote, name, path, shard, evict=True)
         return mapped
 
-    def _prefetch(self, paths: list[Path], with_indexes: bool = False) -> None:
+    def _prefetch(self, paths: list[Path], with_indexes: bool) -> None:
         for path in paths:
             name, shard = self._shards[path]
             try:
@@ -148,6 +143,50 @@ class CachedShardMapper:
             except (PodscaleError, OSError) as error:
                 log.warning("%s: prefetching stopped: %s", path.name, error)  # the next read raises it again
                 return
+
+
+class _RemoteDecodeIndexes:
+    """Decode indexes of one remote set, beside their shards in the cache. Safe from several threads.
+
+    They are optional, so nothing here raises an error of the store or of the disk. Either all shards of a set have an
+    index or none. So the first missing index, or the first request that fails, ends the requests of this process.
+    """
+
+    def __init__(self, cache: Cache, remote: RemoteFiles) -> None:
+        self._cache = cache
+        self._remote = RemoteFiles(remote.location, replace(remote.retry_policy, max_attempts=_INDEX_ATTEMPTS))
+        self._is_open = True
+        self._unusable: set[Path] = set()
+
+    def fetch(self, name: str, path: Path, shard: Shard) -> None:
+        """Download the index of a shard unless it is cached, or known to be missing or unusable.
+
+        Args:
+            name: Name of the shard in the set.
+            path: Path of the shard in the cache.
+        """
+        target = decode_index_path(path)
+        if not self._is_open or target in self._unusable or target.exists():
+            return
+        file = str(decode_index_path(Path(name)))
+        where = f"{self._remote.location}/{file}"
+        try:
+            content = self._remote.read(file)
+            DecodeIndex.parse(np.frombuffer(content, dtype=np.uint8), shard.sha256, shard.count, where)
+            if not self._cache.write_if_space(target, content):
+                self._close(logging.INFO, "no space for decode indexes in the cache: raise input.cache_bytes")
+        except (FileNotFoundError, PermissionError):  # stores without the right to list answer that there is no right
+            self._close(logging.DEBUG, f"{where} does not exist: decoding without indexes")
+        except InputError as error:
+            self._unusable.add(target)
+            log.warning("decoding without an index: %s", error)
+        except (PodscaleError, OSError) as error:
+            self._close(logging.WARNING, f"decoding without indexes: {error}")
+
+    def _close(self, level: int, message: str) -> None:
+        if self._is_open:
+            self._is_open = False
+            log.log(level, "%s", message)
 
 
 def _lock_path(shard: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Summary of a shard set (counts, classes, sizes, rejects) and contact sheets of its images."""
+"""Summary of a shard set (counts, classes, sizes, decode indexes, rejects) and contact sheets of its images."""
 
 import io
 import json
@@ -10,20 +10,53 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from podscale.data.decode_index import REMEDY
-from podscale.data.decode_index_check import DecodeIndexVerification, verify_decode_indexes
-from podscale.data.decode_index_statistics import DecodeIndexStatistics, decode_index_statistics
+from podscale.data.decode_index import REMEDY, DecodeIndex
 from podscale.data.index import JPEG, ImageFlag
+from podscale.data.manifest import Shard
 from podscale.data.manifest import verify_shard_set as verify_files
 from podscale.data.shard_set import ShardSet, Split
+from podscale.data.sharding.decode_indexes import DecodeIndexVerification, verify_decode_indexes
 from podscale.data.sharding.merge_records import DUPLICATES_FILE, REJECTS_FILE
-from podscale.util.formatting import format_bytes, format_count
+from podscale.errors import InputError
+from podscale.util.formatting import format_bytes, format_count, join_words
 from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 MAX_EXAMPLES = 20
 """Rejects and duplicates shown; the files list all of them."""
 BAR_WIDTH = 30
 """Length of the longest bar of the histogram, characters."""
+
+
+@dataclass(frozen=True)
+class DecodeIndexStatistics:
+    """Decode indexes of a split.
+
+    Args:
+        shards: Shards with a usable index.
+        unusable: Shards whose index is damaged, of another version, or of another shard.
+        images: Images in use that have an entry or more.
+        intervals: MCUs between two entries, of the shards; an image may have more.
+        bytes: Size of the usable indexes.
+        fraction: That size, as a fraction of all shards of the split.
+    """
+
+    shards: int
+    unusable: int
+    images: int
+    intervals: list[int]
+    bytes: int
+    fraction: float
+
+    def to_text(self, shards: int, images: int) -> str:
+        """Return one line, for a split of this many shards and images."""
+        bad = f"{self.unusable:,} unusable" if self.unusable else ""
+        if not self.shards:
+            return bad or "none"
+        of_shards = f"{self.shards:,} of {format_count(shards, 'shard')}"
+        of_images = f"{self.images:,} of {format_count(images, 'image')}"
+        intervals = join_words([str(interval) for interval in self.intervals], "or")
+        size = f"{format_bytes(self.bytes)} ({self.fraction:.1%} of the shards)"
+        return ", ".join(filter(None, (of_shards, of_images, f"every {intervals} MCUs", size, bad)))
 
 
 @dataclass(frozen=True)
@@ -106,8 +139,25 @@ def _split_statistics(shard_set: ShardSet, name: str) -> SplitStatistics:
         image_bytes=_quantiles(split, "size"),
         width=_quantiles(split, "width"),
         height=_quantiles(split, "height"),
-        decode_index=decode_index_statistics(split, summary.shards),
+        decode_index=_decode_index_statistics(split, summary.shards),
     )
+
+
+def _decode_index_statistics(split: Split, shards: tuple[Shard, ...]) -> DecodeIndexStatistics:
+    """Return the statistics of a split with these shards."""
+    found, unusable, images = [], 0, 0
+    for number, shard in enumerate(shards):
+        try:
+            index = DecodeIndex.read(split.directory / shard.name, shard.sha256, shard.count)
+        except InputError:
+            unusable += 1
+            continue
+        if index is not None:
+            found.append(index)
+            images += int(np.count_nonzero(index.lengths[split.numbers_in_shard(split.rows_of_shard(number))]))
+    size, of = sum(index.size for index in found), sum(shard.bytes for shard in shards)
+    intervals = sorted({index.interval for index in found})
+    return DecodeIndexStatistics(len(found), unusable, images, intervals, size, size / of if of else 0.0)
 
 
 def _quantiles(split: Split, column: str) -> dict[str, int]:
@@ -181,26 +231,28 @@ def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
 
 
+MAX_ROWS, COLUMNS = 20, 10
+"""Classes of a contact sheet, and images of each."""
 CELL_PIXELS, GAP_PIXELS, CAPTION_PIXELS = 96, 4, 14
 """Pixels: side of one picture, space between two, height of a class name."""
 MIN_SMOOTHED_SIDE = 32
 """Pixels; pictures with a shorter side are enlarged without smoothing."""
 
 
-def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20, per_class: int = 10) -> Path:
-    """Write a PNG with one row per class: `classes` evenly spaced ones, the first `per_class` images of each."""
+def contact_sheet(directory: Path, split: str, path: Path) -> Path:
+    """Write a PNG with one row per class: up to `MAX_ROWS` evenly spaced ones, the first `COLUMNS` images of each."""
     shard_set = ShardSet.open(directory)
     samples = shard_set.split(split)
-    count = min(classes, len(shard_set.classes))
+    count = min(MAX_ROWS, len(shard_set.classes))
     rows = np.linspace(0, len(shard_set.classes) - 1, count).round().astype(int)
     step = CELL_PIXELS + GAP_PIXELS
-    sheet = Image.new("RGB", (GAP_PIXELS + per_class * step, GAP_PIXELS + count * (step + CAPTION_PIXELS)), "white")
+    sheet = Image.new("RGB", (GAP_PIXELS + COLUMNS * step, GAP_PIXELS + count * (step + CAPTION_PIXELS)), "white")
     draw = ImageDraw.Draw(sheet)
     for line, label in enumerate(rows):
         top = GAP_PIXELS + line * (step + CAPTION_PIXELS)
         name = shard_set.classes[label].encode("latin-1", "replace").decode("latin-1")
         draw.text((GAP_PIXELS, top), name, fill="black")
-        for column, i in enumerate(np.flatnonzero(samples.labels == label)[:per_class]):
+        for column, i in enumerate(np.flatnonzero(samples.labels == label)[:COLUMNS]):
             sheet.paste(_thumbnail(samples, int(i)), (GAP_PIXELS + column * step, top + CAPTION_PIXELS))
     sheet.save(path, "PNG")
     return path

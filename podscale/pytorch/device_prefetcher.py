@@ -73,7 +73,7 @@ class DevicePrefetcher:
         """Copy `values`, any shape and dtype, on the current stream. The host does not wait.
 
         The source is pinned memory of torch's cache, which keeps it until the copy is over: `values` itself if it is
-        pinned, such as images from a loader (`data.loaders.batch_memory`), else a copy.
+        pinned, such as images from a loader (`data.loaders.cpu`), else a copy.
         """
         if self._stream is None:
             return values

@@ -15,7 +15,7 @@ import numpy as np
 
 from podscale.config.run_config import RunConfig
 from podscale.data.loaders import decoded_cache
-from podscale.data.loaders.image_store import SharedImages
+from podscale.data.loaders.decoded_cache import SharedImages
 from podscale.data.native import CropDecoder
 from podscale.data.shard_set import ShardSet, Split
 from podscale.util import env

@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",  # DistributedDataParallel imports it
-        "podscale.data.loaders.pillow",
+        "podscale.data.loaders.cpu",
         "podscale.data.node_cache",
         "podscale.pytorch.worker",
     ]

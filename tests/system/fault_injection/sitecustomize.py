@@ -101,7 +101,7 @@ def replace_worker(module):  # type: ignore[no-untyped-def]
     module.supervise_stage = functools.partial(module.supervise_stage, worker_module="counting_rank")
 
 
-changes = {"podscale.data.loaders.pillow": delay_batches}
+changes = {"podscale.data.loaders.cpu": delay_batches}
 if KIND == "count":
     changes["podscale.launch.supervisor"] = replace_worker
 if KIND in ("files", "rest"):

@@ -32,7 +32,7 @@ NEEDS_A_GPU = {
 }
 NOT_IN_A_SHORT_CALM_RUN = {
     "shard_rejects": "every digit is usable; see test_shards_watch",
-    "train_native_refusals": "no image is refused; see test_native_loader",
+    "train_native_refusals": "no image is refused; see test_cpu",
     "train_straggler_rank": "exported once an interval is over; see test_stragglers",
     "train_straggler_ratio": "exported once an interval is over; see test_stragglers",
     "train_hang_limit_seconds": "learned from more steps than there are here",

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from podscale.data import native
 from podscale.data.loaders import cache_form, decoded_cache
 from podscale.data.loaders.build_loader import build_evaluation_loader
-from podscale.data.loaders.native import NativeLoader
-from podscale.data.loaders.pillow import PillowLoader
+from podscale.data.loaders.cpu import NativeLoader, PillowLoader
 from podscale.data.native import Coefficients, CropDecoder
 from podscale.data.shard_set import ShardSet
 from tests.support.loading import assert_same_batches, document, evaluate, needs_native, open_loader, train_and_close

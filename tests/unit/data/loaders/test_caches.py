@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from podscale.config.preflight.host import input_cache_bytes
 from podscale.data.loaders import decoded_cache
-from podscale.data.loaders.image_store import OwnImages
+from podscale.data.loaders.decoded_cache import OwnImages
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.shard_set import LocalShardMapper, ShardSet
 from tests.support.loading import assert_same_batches, document, open_loader, train_and_close

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from podscale.cli.bench import input_rates
-from podscale.data.loaders.build_loader import open_shard_set
-from podscale.data.loaders.decode_index_hint import MIN_BYTES
+from podscale.data.loaders.build_loader import MIN_INDEXED_BYTES, open_shard_set
 from tests.support.loading import add_indexes, document, evaluate, needs_native, open_loader
 from tests.support.shard_set import Sample, encode_image, smooth_pixels
 
@@ -19,7 +18,7 @@ COMMAND = "podscale shard RUN --decode-index"
 
 def photographs(**options: Any) -> list[Sample]:
     samples = [Sample(encode_image(smooth_pixels(i, 160, 170), quality=95, **options), i % 4) for i in range(12)]
-    assert all(len(sample.image) > MIN_BYTES for sample in samples)
+    assert all(len(sample.image) > MIN_INDEXED_BYTES for sample in samples)
     return samples
 
 

@@ -16,8 +16,7 @@ import pytest
 from podscale.config.run_config import RunConfig
 from podscale.data import native
 from podscale.data.decode import decode
-from podscale.data.loaders.decoded_cache import DecodedCache
-from podscale.data.loaders.image_store import OwnImages, SharedImages, open_image_store
+from podscale.data.loaders.decoded_cache import DecodedCache, OwnImages, SharedImages, open_image_store
 from podscale.data.native import Coefficients
 from podscale.data.shard_set import ShardSet, Split
 from podscale.util import env

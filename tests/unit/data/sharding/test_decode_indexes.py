@@ -1,4 +1,7 @@
-"""Inspection and verification of decode indexes: every damage is found, repaired, and no damage of the set."""
+"""Decode indexes of shard sets: written while packing, added to a complete set, and verified.
+
+They are never in the way. Every damage is found, repaired, and no damage of the set.
+"""
 
 import json
 import shutil
@@ -6,37 +9,168 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
+from typer.testing import CliRunner
 
 from podscale.cli import main
+from podscale.cli.app import app
 from podscale.data import native
-from podscale.data.decode_index import REMEDY, DecodeIndex, decode_index_path, write_decode_index
-from podscale.data.decode_index_check import verify_decode_indexes
+from podscale.data.decode_index import REMEDY, SUFFIX, DecodeIndex, decode_index_path, write_decode_index
 from podscale.data.inspect import inspect_shard_set
+from podscale.data.native import build_decode_index
 from podscale.data.shard_set import ShardSet
 from podscale.data.sharding.build_shard_set import build_shard_set
-from podscale.data.sharding.index_shards import index_shards
-from podscale.errors import ExitCode
+from podscale.data.sharding.decode_indexes import index_shards, verify_decode_indexes
+from podscale.errors import ExitCode, InputError
 from tests.support.loading import add_indexes, needs_native
 from tests.support.outcomes import assert_error
 from tests.support.shard_set import Sample, encode_image, smooth_pixels
-from tests.unit.data.sharding.test_build_shard_set import section
+from tests.unit.data.sharding.test_build_shard_set import build, section, tree
 
 pytestmark = needs_native
 
 IMAGES = 24
 
 
+def write_images(folder: Path, split_of: Callable[[int], str]) -> None:
+    """Write photographs of two classes that are large enough for an index, and a PNG; `split_of` by number."""
+    for seed in range(IMAGES):
+        path = folder / split_of(seed) / ("cat", "dog")[seed % 2] / f"{seed:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_image(smooth_pixels(seed, 150, 160 + seed), quality=95, subsampling=seed % 3))
+    (path.parent / "a.png").write_bytes(encode_image(smooth_pixels(3, 90, 90), kind="PNG"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder of two classes, 24 photographs that are large enough for an index, and a PNG."""
+    write_images(tmp_path / "images", lambda seed: "")
+    return tmp_path / "images"
+
+
+def indexes(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob(f"*{SUFFIX}")}
+
+
+def assert_complete(directory: Path, interval: int) -> None:
+    """Check the index of every image against its bytes."""
+    shard_set, images = ShardSet.open(directory), 0
+    for name in shard_set.manifest.splits:
+        split = shard_set.split(name)
+        for row, index in enumerate(split.decode_indexes(np.arange(len(split)))):
+            record = split.read(row)
+            want = build_decode_index(record, interval) if record[0] == 0xFF else b""
+            assert index.tobytes() == want
+            images += len(want) > 0
+    assert images == IMAGES
+
+
+def test_packing_writes_the_indexes(folder, tmp_path) -> None:
+    build(folder, tmp_path / "one")
+    assert_complete(tmp_path / "one", 8)
+    build(folder, tmp_path / "two", workers=2)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+
+
+def test_a_set_is_the_same_set_without_indexes(folder, tmp_path) -> None:
+    indexed = build(folder, tmp_path / "one", decode_index=4)
+    plain = build(folder, tmp_path / "two", decode_index=None)
+    assert plain.manifest == indexed.manifest
+    assert indexes(tmp_path / "two") == {}
+    assert build(folder, tmp_path / "two", decode_index=4).reused
+    files = tree(tmp_path / "one")
+    assert tree(tmp_path / "two") == {name: digest for name, digest in files.items() if not name.endswith(SUFFIX)}
+
+
+def test_indexes_are_added_to_a_complete_set(folder, tmp_path) -> None:
+    build(folder, tmp_path / "packed", decode_index=4)
+    build(folder, tmp_path / "set", decode_index=None)
+    added = index_shards(tmp_path / "set", 4, workers=2)
+    assert added.written == added.shards > 2
+    assert 0 < added.index_bytes <= 0.03 * added.shard_bytes
+    assert indexes(tmp_path / "set") == indexes(tmp_path / "packed")
+    again = index_shards(tmp_path / "set", 4)
+    assert (again.written, again.index_bytes) == (0, added.index_bytes)
+    assert index_shards(tmp_path / "set", 8).written == added.shards
+    assert_complete(tmp_path / "set", 8)
+
+
+def test_damaged_indexes_are_written_again(folder, tmp_path) -> None:
+    build(folder, tmp_path / "set")
+    good = indexes(tmp_path / "set")
+    first, second, *_ = (tmp_path / "set" / name for name in sorted(good))
+    first.write_bytes(b"nothing")
+    second.unlink()
+    assert index_shards(tmp_path / "set", 8).written == 2
+    assert indexes(tmp_path / "set") == good
+
+
+def test_a_repacked_shard_gets_its_index(folder, tmp_path) -> None:
+    build(folder, tmp_path / "set")
+    good = indexes(tmp_path / "set")
+    shard = tmp_path / "set" / "train" / ShardSet.open(tmp_path / "set").manifest.splits["train"].shards[0].name
+    shard.unlink()
+    decode_index_path(shard).write_bytes(b"old")
+    build(folder, tmp_path / "set")
+    assert indexes(tmp_path / "set") == good
+
+
+def test_without_the_extension_no_index_is_written(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(native, "_native", None)
+    build(folder, tmp_path / "set")
+    assert indexes(tmp_path / "set") == {}
+    with pytest.raises(InputError) as error:
+        index_shards(tmp_path / "set", 8)
+    assert "podscale doctor" in str(error.value)
+
+
+def test_the_command_adds_indexes_and_prints_their_size(folder, tmp_path) -> None:
+    options = ["--set", f"data.source={folder}", "--set", f"run.workspace={tmp_path / 'work'}"]
+    plain = CliRunner().invoke(app, ["shard", *options, "--set", "data.decode_index=null"])
+    assert plain.exit_code == 0, plain.output
+    result = CliRunner().invoke(app, ["shard", *options, "--decode-index"])
+    assert result.exit_code == 0, result.output
+    directory = Path(next(line for line in result.stdout.splitlines() if "datasets" in line).split(" (")[0])
+    assert_complete(directory, 8)
+    assert "decode index: " in result.stdout
+    assert "written for 2 of 2 shards" in result.stdout
+    index = next((directory / "train").glob(f"*{SUFFIX}"))
+    good = index.read_bytes()
+    index.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    for flags, written in (([], 0), (["--verify"], 1), (["--verify"], 0)):
+        result = CliRunner().invoke(app, ["shard", *options, "--decode-index", *flags])
+        assert f"written for {written} of 2 shards" in result.stdout
+    assert index.read_bytes() == good
+    refused = CliRunner().invoke(app, ["shard", *options, "--set", "data.decode_index=null", "--decode-index"])
+    assert refused.exit_code != 0
+    assert "data.decode_index" in str(refused.exception)
+
+
+def test_an_index_is_not_read_by_the_reference_loader(folder, tmp_path) -> None:
+    build(folder, tmp_path / "set")
+    shard = ShardSet.open(tmp_path / "set").manifest.splits["train"].shards[0]
+    index = DecodeIndex.read(tmp_path / "set" / "train" / shard.name, shard.sha256, shard.count)
+    assert index is not None
+    assert index.interval == 8
+    assert len(index) == shard.count
+
+
+def test_completing_a_set_removes_the_indexes_of_an_earlier_plan_only(folder, tmp_path) -> None:
+    build(folder, tmp_path / "set")
+    good = indexes(tmp_path / "set")
+    (tmp_path / "set" / "train" / f"shard-00007-of-00009{SUFFIX}").write_bytes(b"of an earlier plan")
+    (tmp_path / "set" / "manifest.json").unlink()
+    build(folder, tmp_path / "set")
+    assert indexes(tmp_path / "set") == good
+
+
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a set of 24 photographs that are large enough for an index, and a PNG, in two shards or more a split."""
     folder = tmp_path_factory.mktemp("photographs")
-    for seed in range(IMAGES):
-        path = folder / "images" / ("train", "val")[seed % 3 == 0] / ("cat", "dog")[seed % 2] / f"{seed:03d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_image(smooth_pixels(seed, 150, 160 + seed), quality=95, subsampling=seed % 3))
-    (path.parent / "a.png").write_bytes(encode_image(smooth_pixels(3, 90, 90), kind="PNG"))
+    write_images(folder / "images", lambda seed: ("train", "val")[seed % 3 == 0])
     build_shard_set(section(folder / "images", shard_bytes=100_000), folder / "set", workers=1)
     return folder / "set"
 
