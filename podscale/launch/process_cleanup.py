@@ -11,6 +11,9 @@ from pathlib import Path
 
 from podscale.util import env, processes
 
+KILL_SECONDS = 10.0
+"""Longest time for killing the processes of a launch, seconds."""
+
 
 def exit_with_supervisor() -> None:
     """Make this process exit with its parent, or at once if the environment's supervisor is not among its ancestors."""
@@ -43,10 +46,10 @@ def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
     return pids
 
 
-def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_seconds: float = 10.0) -> list[int]:
+def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
     """Kill the processes of a launch, repeatedly because they may start others, until none is left; return the pids."""
     killed: set[int] = set()
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + KILL_SECONDS
     while (pids := launch_processes(rank_dir, variable)) and time.monotonic() < deadline:
         for pid in pids:
             killed.add(pid)

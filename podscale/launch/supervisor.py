@@ -1,9 +1,9 @@
 """Supervisor of a stage in one pod: starts its ranks, forwards signals, shows progress, serves metrics, and restarts.
 
-When a rank fails, `worker_group` kills the survivors and `stage_result` turns the exits into one exit code. The
-supervisor then launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that the pod
-exits and the cluster restarts it (see `rejoin`). In the job of a pipeline, it stops the ranks if the launcher of the
-pipeline is gone (see podscale.runs.launcher_heartbeat).
+When a rank fails, `worker_group` kills the survivors and turns the exits into one exit code. The supervisor then
+launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that the pod exits and the
+cluster restarts it (see `rejoin`). In the job of a pipeline, it stops the ranks if the launcher of the pipeline is gone
+(see podscale.runs.launcher_heartbeat).
 """
 
 import logging
@@ -26,9 +26,8 @@ from podscale.errors import ExitCode
 from podscale.launch import rejoin
 from podscale.launch.environment_file import describe_environment
 from podscale.launch.log_display import LogDisplay, StageOutput
-from podscale.launch.stage_result import StageResult, stage_result
 from podscale.launch.tracker_processes import TrackerProcesses
-from podscale.launch.worker_group import ShutdownRequest, WorkerGroup
+from podscale.launch.worker_group import ShutdownRequest, StageResult, WorkerGroup
 from podscale.launch.worker_spec import WorkerSpec, WorkerStage, build_worker_spec, progress_path
 from podscale.runs import Lease, LeaseLost, RunDirectory, local_path
 from podscale.runs.launcher_heartbeat import LauncherMonitor, abandoned_message
@@ -144,7 +143,7 @@ class Supervisor:
         self._telemetry.set_launches(self._launch_history.launches)
         group = WorkerGroup(spec, worker_env, self._shutdown, self._poll)
         startup.end_part("supervisor")
-        result = replace(stage_result(group.run()), is_leader=group.is_leader)
+        result = group.run()
         self._launch_history.ended(result.exit_code)
         return result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 from podscale.launch.process_cleanup import kill_launch_processes, start_bound
-from podscale.launch.stage_result import StageResult
+from podscale.launch.worker_group import StageResult
 from podscale.launch.worker_spec import WorkerSpec
 from podscale.telemetry.trackers import trainjob
 from podscale.telemetry.trackers.base import FAILURE_PREFIX, LaunchExit

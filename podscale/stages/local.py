@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from podscale.data.shard_set import ShardSet
     from podscale.data.sharding.pack_progress import BuildObserver
     from podscale.launch.log_display import StageOutput
-    from podscale.launch.stage_result import StageResult
+    from podscale.launch.worker_group import StageResult
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from podscale.launch.stage_result import StageResult
+from podscale.launch.worker_group import StageResult
 from podscale.runs import RunDirectory
 from podscale.util.files import write_json
 

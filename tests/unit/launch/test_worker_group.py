@@ -1,7 +1,5 @@
 """Exit code and message of a stage, from the exits of its ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,7 @@ from podscale.distributed.worker_exit import (
     report_path,
     write_worker_report,
 )
-from podscale.launch.process_cleanup import ancestor_pids, kill_launch_processes, launch_processes
-from podscale.launch.stage_result import GroupExit, LostWorker, StageResult, stage_result
-from podscale.util.processes import is_alive
+from podscale.launch.worker_group import GroupExit, LostWorker, StageResult, stage_result
 
 DONE, PEER = WorkerReport(0, ""), WorkerReport(77, "a peer is gone")
 SAVED, HANG = WorkerReport(75, "saved step 3"), WorkerReport(76, "no progress for 60 s")
@@ -60,34 +56,3 @@ def test_reports_are_read_back_and_half_ones_left_out(tmp_path: Path) -> None:
     register_worker(tmp_path, 5)
     assert list(registered_workers(tmp_path)) == [5]
     assert stage_result(GroupExit(read_worker_reports(tmp_path))) == StageResult(1, "rank 10: KeyError: 'x'")
-
-
-def test_members_are_identified_by_their_environment_and_stopped(tmp_path: Path) -> None:
-    environment = {"PODSCALE_RANK_DIR": str(tmp_path)}
-    ours = subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True)
-    other = subprocess.Popen(["/bin/sleep", "600"], env={"PODSCALE_RANK_DIR": f"{tmp_path}-other"})
-    try:
-        while not launch_processes(tmp_path):  # between fork and exec the process still has our environment
-            assert ours.poll() is None
-        assert kill_launch_processes(tmp_path) == [ours.pid]
-        assert ours.wait(10) == -9
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
-def test_ancestors_go_up_to_the_first_process() -> None:
-    chain = list(ancestor_pids())
-    assert chain[-1] in (0, 1)
-    assert all(is_alive(pid) for pid in chain if pid)
-
-
-def test_a_process_without_its_supervisor_exits_at_once() -> None:
-    dead = subprocess.Popen(["/bin/true"])
-    dead.wait()
-    code = "import os; os.environ['PODSCALE_SUPERVISOR'] = '%d'; "
-    code += "from podscale.launch.process_cleanup import exit_with_supervisor; "
-    code += "exit_with_supervisor(); print('alive')"
-    ended = subprocess.run([sys.executable, "-c", code % dead.pid], capture_output=True)
-    assert (ended.returncode, ended.stdout) == (-9, b"")
