@@ -22,7 +22,6 @@ from podscale.data.manifest import ShardPart
 from podscale.errors import InputError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
 from podscale.stages import local
-from podscale.stages.namespace_policy import check_namespace_policy
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
 from podscale.util.files import write_atomically, write_json
@@ -51,6 +50,8 @@ def _check_placement(config: RunConfig) -> None:
     """
     preflight(config, "cluster")
     if local.preflight_target() == "pod":
+        from podscale.stages.on_cluster import check_namespace_policy
+
         check_workspace_mounted(config.run.workspace)
         check_namespace_policy(config)
 

@@ -89,7 +89,7 @@ class RunDirectory:
     """Wall time of the run by cause, over all launches (see podscale.telemetry.goodput)."""
     lease = RunFile(".lease")
     launcher = RunFile("launcher.json")
-    """Attempts of a pipeline's launcher at each stage (see podscale.runs.launcher_record)."""
+    """Attempts of a pipeline's launcher at each stage (see podscale.stages.pipeline_launcher)."""
     launcher_heartbeat = RunFile(".launcher-heartbeat")
     job_start = RunFile(".job-start")
     """Start of the training job's pods, written by a pipeline's launcher (see podscale.runs.job_start)."""

@@ -61,10 +61,18 @@ def write_outcome(path: Path, outcome: StageOutcome) -> None:
 def read_outcomes(path: Path) -> dict[str, StageOutcome]:
     """Return the recorded outcomes by stage; empty if there are none or the file is damaged."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        return {name: StageOutcome(**entry) for name, entry in entries.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return {name: StageOutcome(**entry) for name, entry in read_entries(path).items()}
+    except TypeError:
         return {}
+
+
+def read_entries(path: Path) -> dict[str, Any]:
+    """Return the entries of a JSON file that has one for each stage; empty if there is none or the file is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def exit_code_and_message(error: BaseException) -> tuple[int, str]:
@@ -181,14 +189,14 @@ def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> Sta
     outcome = read_outcomes(run.outcome).get(stage)
     if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(config, stage)):
         return None
-    recorded = _read_json(run.stage_inputs).get(stage)
+    recorded = read_entries(run.stage_inputs).get(stage)
     return outcome if is_same_inputs(recorded, stage_inputs(config, stage, shard_set)) else None
 
 
 def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None:
     """Record the inputs of `stage`, for `finished_outcome`."""
     run = RunDirectory.for_config(config)
-    write_json(run.stage_inputs, {**_read_json(run.stage_inputs), stage: stage_inputs(config, stage, shard_set)})
+    write_json(run.stage_inputs, {**read_entries(run.stage_inputs), stage: stage_inputs(config, stage, shard_set)})
 
 
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
@@ -196,7 +204,7 @@ def discard_outcomes(config: RunConfig, stage: StageName) -> None:
     run = RunDirectory.for_config(config)
     stages: tuple[StageName, ...] = get_args(StageName)
     stale = (stage,) if stage == "report" else stages[stages.index(stage) :]  # nothing depends on the report
-    write_json(run.outcome, {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale})
+    write_json(run.outcome, {name: entry for name, entry in read_entries(run.outcome).items() if name not in stale})
 
 
 @dataclass
@@ -277,11 +285,3 @@ def _output_files(config: RunConfig, stage: StageName) -> list[Path]:
         "report": [run.report],
         "export": [run.exports / name for name in config.export.file_names],
     }[stage]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Stages of a pipeline as jobs of the cluster: the launcher pod's part, and the stop by the exit handler.
+"""Stages of a pipeline as jobs of the cluster: policy check of the first task, launcher pod, stop by the exit handler.
 
 The job's own pods write the run directory. The launcher mounts the same volume, waits for them, and writes only its
 heartbeat, its attempts, and what the pods could not: the reason if a job never started training.
@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
 from podscale.kubernetes.client import connect_cluster
+from podscale.kubernetes.cluster_policy import check_pipeline
+from podscale.kubernetes.errors import ApiError, ApiUnreachable
 from podscale.kubernetes.job_spec import job_identity, launched_stages
 from podscale.kubernetes.jobs import active_jobs, stop_jobs
 from podscale.kubernetes.resources import title_of
@@ -24,12 +26,28 @@ from podscale.runs import (
     stage_outcomes,
     write_outcome,
 )
-from podscale.runs.launcher_record import read_launcher_record, write_launcher_record
 from podscale.runs.lease import pod_exit_seconds
 from podscale.runs.stage_outcomes import StageName
-from podscale.stages.pipeline_launcher import launch_stage
+from podscale.stages.pipeline_launcher import launch_stage, read_launcher_record, write_launcher_record
 
 JOB_TITLES = {"train": "training job", "evaluate": "evaluation job"}
+
+
+def check_namespace_policy(config: RunConfig) -> None:
+    """Raise InputError if the policy of this pod's namespace refuses the pipeline of a document.
+
+    The parameter `image` of a run can name another image than the package that was checked when it was compiled. If
+    the API server does not answer this pod, or refuses it, the check is left to the launchers and to admission.
+    """
+    try:
+        api = connect_cluster(config.launch.cluster)
+    except InputError as error:  # no token of a service account
+        _print_unchecked(error)
+        return
+    try:
+        check_pipeline(api, config)
+    except (ApiError, ApiUnreachable) as error:
+        _print_unchecked(error)
 
 
 def run_on_cluster(config: RunConfig, stage: StageName, shard_set: str) -> StageOutcome:
@@ -69,6 +87,10 @@ def end_jobs(config: RunConfig, state: str) -> str:
         One paragraph for each stage, for the summary.
     """
     return "\n\n".join(_end_job(config, stage, state) for stage in launched_stages(config))
+
+
+def _print_unchecked(error: PodscaleError) -> None:
+    print(f"the policy of the namespace was not checked: {error}", flush=True)
 
 
 def _end_job(config: RunConfig, stage: StageName, state: str) -> str:

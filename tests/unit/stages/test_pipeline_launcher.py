@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podscale.runs import RunDirectory
-from podscale.runs.launcher_record import begin_attempt, read_launcher_record, write_launcher_record
+from podscale.stages.pipeline_launcher import begin_attempt, read_launcher_record, write_launcher_record
 
 
 @pytest.fixture
