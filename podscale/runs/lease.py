@@ -164,9 +164,9 @@ def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
         time.sleep(POLL_SECONDS)
 
 
-def lease_wait_seconds(grace_seconds: float, environ: Mapping[str, str] = os.environ) -> float:
+def lease_wait_seconds(grace_seconds: float) -> float:
     """Return the longest wait for a lease in seconds; in a pod, the pod that it replaces may still be saving."""
-    return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environ else 0.0
+    return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
 
 
 def pod_exit_seconds(grace_seconds: float) -> float:

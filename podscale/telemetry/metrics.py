@@ -134,12 +134,12 @@ class TrainMetrics:
         """Set the measurements and the choice of the algorithm `auto`."""
         self.values.set_info("train_all_reduce_info", info)
 
-    def count_nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
-        self.values.add("train_nonfinite_steps", steps, kind)
+    def count_nonfinite(self, kind: Literal["loss", "grad"]) -> None:
+        self.values.add("train_nonfinite_steps", 1, kind)
 
-    def count_skipped(self, steps: int = 1) -> None:
-        """Count steps that were skipped because of a non-finite value."""
-        self.values.add("train_steps_skipped", steps)
+    def count_skipped(self) -> None:
+        """Count a step that was skipped because of a non-finite value."""
+        self.values.add("train_steps_skipped", 1)
 
     def set_bad_samples(self, total: int) -> None:
         """Set the number of records that this rank could not decode (`Loader.bad_records`)."""

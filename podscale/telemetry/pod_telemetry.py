@@ -176,20 +176,12 @@ class PodMetrics:
         volumes: Paths by their names in the catalogue; they need not exist yet.
     """
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        *,
-        run: str,
-        engine: str,
-        volumes: Mapping[str, Path],
-        seconds: float = POLL_SECONDS,
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, *, run: str, engine: str, volumes: Mapping[str, Path]) -> None:
         self.values = MetricRegistry(run=run)
         self.values.declare("telemetry_scrapes", "telemetry_connections_shed")
         build = {"version": VERSION, "engine": engine, "python": platform.python_version()}
         self.values.set_info("build_info", build)
-        self._volumes, self._seconds = volumes, seconds
+        self._volumes = volumes
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="pod-metrics", daemon=True)
         self._thread.start()
@@ -212,7 +204,7 @@ class PodMetrics:
             self._update_volumes()
             for gpu in nvml.states() if nvml is not None else ():
                 self._update_gpu(gpu)
-            if self._closed.wait(self._seconds):
+            if self._closed.wait(POLL_SECONDS):
                 return
 
     def _update_volumes(self) -> None:

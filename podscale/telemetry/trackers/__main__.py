@@ -66,12 +66,12 @@ def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLin
     raise ValueError(f"unknown tracker {name}")
 
 
-def follow_log(tracker: Tracker, metrics: Path, exit_descriptor: int, seconds: float = POLL_SECONDS) -> None:
+def follow_log(tracker: Tracker, metrics: Path, exit_descriptor: int) -> None:
     """Add every record to the tracker until the pipe `exit_descriptor` has the exit of the launch."""
     lines = FileTail(metrics, from_start=True)
     exit_line, closed = b"", False
     while not closed:
-        if select.select([exit_descriptor], [], [], seconds)[0]:
+        if select.select([exit_descriptor], [], [], POLL_SECONDS)[0]:
             chunk = os.read(exit_descriptor, 2**16)
             exit_line, closed = exit_line + chunk, not chunk
         for line in lines.read_lines():

@@ -84,7 +84,8 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
     metrics.checkpoint_saved(4.0, 2000)
     metrics.checkpoint_failed("other")
     metrics.count_nonfinite("grad")
-    metrics.count_skipped(2)
+    metrics.count_skipped()
+    metrics.count_skipped()
     metrics.set_bad_samples(7)
     expected = {
         "train_world_size": 8,
