@@ -163,8 +163,8 @@ def prepare_submission(config: RunConfig, stages: Sequence[StageName], shard_set
     from podscale.api.cluster_jobs import PlannedJobs
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_policy import check_stages
-    from podscale.kubernetes.look_ahead import check_before_submit
+    from podscale.kubernetes.namespace import check_stages
+    from podscale.kubernetes.submit_checks import check_before_submit
 
     preflight(config, "job")
     api = connect_cluster(config.launch.cluster)
@@ -197,7 +197,7 @@ def find_jobs(run: Document, namespace: str | None, context: str | None) -> "Clu
 
 
 def _load_submitted(run: Document, changes: Overrides) -> RunConfig:
-    from podscale.kubernetes.cluster_defaults import NoDefaults
+    from podscale.kubernetes.namespace import NoDefaults
 
     try:
         return load_with_defaults(run, changes, CLUSTER_DEFAULTS)

@@ -13,7 +13,8 @@ from podscale.kubernetes.client import ClusterClient, wait_until_gone
 from podscale.kubernetes.job_spec import JobStage
 from podscale.kubernetes.job_watcher import JobObserver
 from podscale.kubernetes.jobs import JobEntry, list_jobs, stop_jobs
-from podscale.kubernetes.logs import ContainerLog, LogFollower, PodChooser, first_pod, newest_pod_named
+from podscale.kubernetes.logs import ContainerLog, LogFollower, PodChooser, newest_pod_named
+from podscale.kubernetes.pod_state import first_pod
 from podscale.kubernetes.resources import KubernetesObject, name_of, title_of
 from podscale.kubernetes.run_stage import (
     JobResult,

@@ -114,7 +114,7 @@ def _load_defaults(
 ) -> Defaults | None:
     if location is None or location != CLUSTER_DEFAULTS:
         return read_defaults(location)
-    from podscale.kubernetes.cluster_defaults import NoDefaults
+    from podscale.kubernetes.namespace import NoDefaults
 
     source = _source_of(document)
     named, context = (peek(source, f"launch.cluster.{name}", changes) for name in ("namespace", "context"))
@@ -133,7 +133,7 @@ def read_defaults(location: str | None, namespace: str | None = None, context: s
     if location != CLUSTER_DEFAULTS:
         return Defaults(read_text(Path(location)), location)
     from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_defaults import read_cluster_defaults
+    from podscale.kubernetes.namespace import read_cluster_defaults
     from podscale.kubernetes.transport import NamedCluster
 
     return read_cluster_defaults(connect_cluster(NamedCluster(namespace, context)))

@@ -193,7 +193,7 @@ def check_policy(config: "RunConfig", defaults: str | None, stages: "Sequence[St
     """
     if defaults == CLUSTER_DEFAULTS:
         from podscale.kubernetes.client import connect_cluster
-        from podscale.kubernetes.cluster_policy import check_pipeline, check_stages
+        from podscale.kubernetes.namespace import check_pipeline, check_stages
 
         api = connect_cluster(config.launch.cluster)
         if stages:
@@ -235,8 +235,12 @@ def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: s
 
 def render_server(config: "RunConfig", backend: str | None, options: ServerOptions) -> "list[Manifest]":
     """Return the objects that serve the model of a run, in order of creation."""
-    from podscale.kubernetes.render.kserve import render_inference_service
-    from podscale.kubernetes.render.serving import ServingOptions, build_serving_spec, render_deployment
+    from podscale.kubernetes.render.serving import (
+        ServingOptions,
+        build_serving_spec,
+        render_deployment,
+        render_inference_service,
+    )
 
     renderers = {"deployment": render_deployment, "kserve": render_inference_service}
     if backend is not None and backend not in renderers:

@@ -61,7 +61,7 @@ def render_prediction(config: "RunConfig", job: "PredictionJob", *, from_cluster
     spec = build_predict_spec(config, job)
     if from_cluster:
         from podscale.kubernetes.client import connect_cluster
-        from podscale.kubernetes.cluster_policy import check_specs
+        from podscale.kubernetes.namespace import check_specs
 
         check_specs(connect_cluster(config.launch.cluster), [spec])
     return list(render_job(spec, "job").all_objects)
@@ -73,13 +73,13 @@ def submit_prediction(
     """Submit or adopt the job of a prediction, and follow it to its end. Raises the error of a job that fails."""
     from podscale.kubernetes import retry
     from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_policy import check_specs
-    from podscale.kubernetes.look_ahead import check_objects
+    from podscale.kubernetes.namespace import check_specs
     from podscale.kubernetes.predict_job import build_predict_spec, rows_file
     from podscale.kubernetes.render import render_job
     from podscale.kubernetes.resources import title_of
     from podscale.kubernetes.run_stage import LinePrinter, follow_job, submit_manifests
     from podscale.kubernetes.submit import dry_run_job
+    from podscale.kubernetes.submit_checks import check_objects
 
     printer = LinePrinter(sys.stdout)
     spec = build_predict_spec(config, job)

@@ -13,12 +13,11 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
-from podscale.kubernetes.cluster_policy import check_stages
 from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.image_check import check_images
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
+from podscale.kubernetes.namespace import check_stages
 from podscale.kubernetes.quota import check_quotas
-from podscale.kubernetes.required_objects import required_objects
 from podscale.kubernetes.resources import (
     JOB_KINDS,
     LOCAL_QUEUES,
@@ -30,6 +29,7 @@ from podscale.kubernetes.resources import (
 )
 from podscale.kubernetes.run_stage import build_manifests, choose_job_kind
 from podscale.kubernetes.submit import dry_run_job
+from podscale.kubernetes.submit_checks import required_objects
 from podscale.runs.stage_outcomes import STAGES
 from podscale.util.terminal import CheckResult
 

@@ -9,7 +9,6 @@ import yaml
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.job_spec import JobSpec
-from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render import pod_placement
 from podscale.kubernetes.resources import (
     CONFIG_MAPS,
@@ -21,6 +20,7 @@ from podscale.kubernetes.resources import (
     ResourceKind,
     labels_of,
     name_of,
+    parse_quantity,
 )
 from podscale.util.formatting import format_count
 from podscale.util.terminal import CheckResult, CheckStatus

@@ -17,9 +17,8 @@ from podscale.kubernetes.client import ClusterClient, delete_object
 from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.informer import Informer
 from podscale.kubernetes.job_state import JobState, event_time, pod_selector, pods_of_job, read_job_state
-from podscale.kubernetes.logs import LogFollower, first_pod
-from podscale.kubernetes.pod_start import read_pod_starts
-from podscale.kubernetes.pod_state import find_problem, has_exited, is_running, trim_pod
+from podscale.kubernetes.logs import LogFollower
+from podscale.kubernetes.pod_state import find_problem, first_pod, has_exited, is_running, read_pod_starts, trim_pod
 from podscale.kubernetes.resources import (
     EVENTS,
     NAMESPACES,

@@ -9,8 +9,7 @@ from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import NAME_LABEL, RUN_LABEL, STAGE_LABEL, is_pipeline_job
 from podscale.kubernetes.job_state import JobState, pods_of_job, read_job_state
 from podscale.kubernetes.job_watcher import read_details
-from podscale.kubernetes.pod_start import read_pod_starts
-from podscale.kubernetes.pod_state import find_problem, restart_count, stage_exits, trim_pod
+from podscale.kubernetes.pod_state import find_problem, read_pod_starts, restart_count, stage_exits, trim_pod
 from podscale.kubernetes.resources import (
     JOB_KINDS,
     PODS,

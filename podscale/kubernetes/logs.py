@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
-from podscale.kubernetes.pod_state import is_running, main_container, restart_count
-from podscale.kubernetes.resources import KubernetesObject, creation_time, labels_of, name_of, uid_of
+from podscale.kubernetes.pod_state import first_pod, is_running, main_container, restart_count
+from podscale.kubernetes.resources import KubernetesObject, creation_time, name_of, uid_of
 from podscale.kubernetes.retry import GrowingPause
 from podscale.kubernetes.transport import StreamInterrupted
 from podscale.util.formatting import format_count, printable
@@ -25,12 +25,6 @@ MAX_REFUSED_SECONDS = 60.0
 """Maximal time between two requests for a log that the API server refuses, seconds."""
 
 _TIMESTAMP_PATTERN = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
-_FIRST_LABELS = (
-    ("training.kubeflow.org/replica-index", "0"),
-    ("jobset.sigs.k8s.io/job-index", "0"),
-    ("batch.kubernetes.io/job-completion-index", "0"),
-)
-"""Labels of the pod of rank 0, as far as its operator sets them."""
 
 PodChooser = Callable[[Sequence[KubernetesObject]], KubernetesObject | None]
 """Picks the pod whose log is shown."""
@@ -49,13 +43,6 @@ class LogPosition:
     timestamp_ns: int = 0
     lines_at_timestamp: int = 0
     restarts: int = 0
-
-
-def first_pod(pods: Sequence[KubernetesObject]) -> KubernetesObject | None:
-    """Return the newest pod of rank 0, which is a master or has index 0; None if there is none yet."""
-    firsts = [pod for pod in pods if all(labels_of(pod).get(name, value) == value for name, value in _FIRST_LABELS)]
-    masters = [pod for pod in firsts if labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
-    return max(masters or firsts, key=creation_time, default=None)
 
 
 def newest_pod_named(name: str) -> PodChooser:

@@ -1,12 +1,25 @@
-"""State of one pod, from its status: whether it runs, its problem, and the exit of its stage."""
+"""State of a job's pods, by pure functions of their status: whether one runs, its problem, and the exit of its stage.
 
-from collections.abc import Iterable, Iterator
+For all pods together: the pod of rank 0, the cause of a failure, and the start of the job.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from podscale.errors import ExitCode
 from podscale.kubernetes import termination_message
-from podscale.kubernetes.resources import STAGE_CONTAINERS, KubernetesObject, conditions_of, is_being_deleted, name_of
+from podscale.kubernetes.resources import (
+    STAGE_CONTAINERS,
+    KubernetesObject,
+    conditions_of,
+    creation_time,
+    is_being_deleted,
+    labels_of,
+    name_of,
+)
+from podscale.runs.job_start import JobStart
 from podscale.util.formatting import one_line
 
 PERMANENT_WAIT_REASONS = {
@@ -23,6 +36,12 @@ PERMANENT_WAIT_REASONS = {
 
 START_FAILURE_REASONS = ("StartError", "ContainerCannotRun")
 """Termination reasons of a container whose command did not start (containerd; older runtimes)."""
+_FIRST_LABELS = (
+    ("training.kubeflow.org/replica-index", "0"),
+    ("jobset.sigs.k8s.io/job-index", "0"),
+    ("batch.kubernetes.io/job-completion-index", "0"),
+)
+"""Labels of the pod of rank 0, as far as its operator sets them."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,13 @@ def trim_pod(pod: KubernetesObject) -> KubernetesObject:
         "spec": {"nodeName": (pod.get("spec") or {}).get("nodeName")},
         "status": {name: status[name] for name in parts if name in status},
     }
+
+
+def first_pod(pods: Sequence[KubernetesObject]) -> KubernetesObject | None:
+    """Return the newest pod of rank 0, which is a master or has index 0; None if there is none yet."""
+    firsts = [pod for pod in pods if all(labels_of(pod).get(name, value) == value for name, value in _FIRST_LABELS)]
+    masters = [pod for pod in firsts if labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
+    return max(masters or firsts, key=creation_time, default=None)
 
 
 def main_container(pod: KubernetesObject) -> KubernetesObject | None:
@@ -189,3 +215,40 @@ def _waiting_problem(container: KubernetesObject) -> PodProblem | None:
     image = f" ({topic})" if topic else ""
     text = f"{reason}: {message}{image}" if message else f"{reason}{image}"
     return PodProblem(f"{text}; {advice}", is_permanent=True, topic=topic) if advice else PodProblem(text, topic=topic)
+
+
+def read_pod_starts(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> JobStart | None:
+    """Return the start of the job's pods; None if one has not started, or if the job has restarted.
+
+    The status of a pod has the time of its container's last start only, and a job that was suspended and resumed does
+    not say when.
+    """
+    leader = first_pod(pods)
+    started = [_container_started_at(pod) for pod in pods]
+    times = [at for at in started if at is not None]
+    if leader is None or len(times) < len(pods) or _has_restarted(job) or any(map(restart_count, pods)):
+        return None
+    scheduled_at, started_at = _scheduled_at(leader), _container_started_at(leader)
+    if scheduled_at is None or started_at is None:
+        return None
+    return JobStart(creation_time(job).timestamp(), scheduled_at, started_at, max(times), len(pods))
+
+
+def _has_restarted(job: KubernetesObject) -> bool:
+    status = job.get("status") or {}
+    return "Restarting" in conditions_of(job) or any(map(status.get, ("failed", "restarts")))
+
+
+def _scheduled_at(pod: KubernetesObject) -> float | None:
+    condition = conditions_of(pod).get("PodScheduled", {})
+    return _timestamp(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
+
+
+def _container_started_at(pod: KubernetesObject) -> float | None:
+    state = (main_container(pod) or {}).get("state") or {}
+    return _timestamp((state.get("running") or state.get("terminated") or {}).get("startedAt"))
+
+
+def _timestamp(text: str | None) -> float | None:
+    """Return unix seconds; None for a missing time."""
+    return datetime.fromisoformat(text).timestamp() if text else None

@@ -10,9 +10,8 @@ from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.pod_state import PodProblem
-from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render.pod import container_resources
-from podscale.kubernetes.resources import JOB_KINDS, RESOURCE_QUOTAS, KubernetesObject, name_of
+from podscale.kubernetes.resources import JOB_KINDS, RESOURCE_QUOTAS, KubernetesObject, name_of, parse_quantity
 from podscale.util.formatting import format_count
 from podscale.util.terminal import CheckResult
 

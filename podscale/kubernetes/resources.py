@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
@@ -41,6 +42,16 @@ def is_being_deleted(item: KubernetesObject) -> bool:
 
 def creation_time(item: KubernetesObject) -> datetime:
     return datetime.fromisoformat(str(item["metadata"]["creationTimestamp"]))
+
+
+def parse_quantity(text: object) -> Decimal:
+    """Parse a quantity such as 100m, 1536Mi or 4; 0 if it is not one."""
+    from kubernetes.utils.quantity import parse_quantity as parse
+
+    try:
+        return Decimal(parse(str(text)))
+    except ValueError:
+        return Decimal(0)
 
 
 @dataclass(frozen=True)

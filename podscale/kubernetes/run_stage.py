@@ -11,11 +11,11 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
-from podscale.kubernetes.cluster_policy import check_stages
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
 from podscale.kubernetes.job_spec import START_ANNOTATION, JobSpec, JobStage, build_job_spec, is_pipeline_job
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import OnStarted, WaitLimits, wait_for_job
+from podscale.kubernetes.namespace import check_stages
 from podscale.kubernetes.pipeline_run import find_pipeline_run
 from podscale.kubernetes.render import JobManifests, choose_backend, render_job, suitable_backends
 from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, PODS, KubernetesObject, name_of, title_of

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
 from podscale.kubernetes.client import connect_cluster
-from podscale.kubernetes.cluster_policy import check_pipeline
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
 from podscale.kubernetes.job_spec import job_identity, launched_stages
 from podscale.kubernetes.jobs import active_jobs, stop_jobs
+from podscale.kubernetes.namespace import check_pipeline
 from podscale.kubernetes.resources import title_of
 from podscale.kubernetes.retry import UNATTENDED
 from podscale.runs import (

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.kubernetes.cluster_policy import job_refusals
 from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.namespace import job_refusals
 from podscale.kubernetes.render import render_job, suitable_backends
 from podscale.pipelines import presets
 from tests.support import api_server, crds, rendering

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podscale.config.document import loads_as
-from podscale.kubernetes.cluster_policy import ClusterPolicy
+from podscale.kubernetes.namespace import ClusterPolicy
 from tests.support import helm
 
 REGISTRY = "registry.example/team"

@@ -1,4 +1,4 @@
-{{/* Locks of the value `policy` as YAML with the keys of podscale/kubernetes/cluster_policy.py; empty without locks. */}}
+{{/* Locks of the value `policy` as YAML with the keys of podscale/kubernetes/namespace.py; empty without locks. */}}
 {{- define "podscale.policy" -}}
 {{- $locked := .Values.policy -}}
 {{- $locks := dict -}}

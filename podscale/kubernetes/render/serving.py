@@ -1,7 +1,12 @@
-"""Deployment of `podscale serve` for the model of a run, with a Service, an autoscaler, and its policies."""
+"""Servers of a run's model: a Deployment of `podscale serve`, or an InferenceService of KServe.
+
+The Deployment comes with a Service, an autoscaler, and its policies. The InferenceService
+(serving.kserve.io/v1beta1) serves the exported ONNX file from a model repository.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
@@ -27,6 +32,10 @@ CPU_UTILIZATION = 70
 """Mean CPU use of the pods above which the autoscaler adds one, percent of their request."""
 STARTUP_SECONDS = 300
 """Time for a pod to import its libraries and to listen, seconds."""
+DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
+"""Annotation with KServe's mode; RawDeployment needs no Knative."""
+ONNX_VERSION = "1"
+"""Version of the format `onnx` in KServe's runtimes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,3 +240,51 @@ def _disruption_budget(spec: ServingSpec) -> Manifest:
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
+
+
+def render_inference_service(spec: ServingSpec) -> list[Manifest]:
+    """Return the InferenceService. Raises InputError if no model repository is named, or it cannot be mounted."""
+    options = spec.options
+    model: dict[str, Any] = {
+        "modelFormat": {"name": "onnx", "version": ONNX_VERSION},
+        "protocolVersion": "v2",
+        **({"runtime": options.serving_runtime} if options.serving_runtime is not None else {}),
+        "storageUri": _storage_uri(spec),
+        "resources": pod.container_resources(spec.pods),
+        "securityContext": pod.restricted_container_security() | {"readOnlyRootFilesystem": False},
+    }
+    predictor = {
+        "minReplicas": options.replicas,
+        "maxReplicas": options.most_replicas,
+        "scaleMetric": "cpu",
+        "scaleTarget": CPU_UTILIZATION,
+        "automountServiceAccountToken": False,
+        "securityContext": pod.restricted_pod_security(),
+        **pod_placement.pod_placement(spec.pods),
+        "model": model,
+    }
+    annotations = {DEPLOYMENT_MODE: "RawDeployment", **spec.pods.cluster.annotations}
+    return [
+        {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "metadata": spec.metadata(annotations),
+            "spec": {"predictor": predictor},
+        }
+    ]
+
+
+def _storage_uri(spec: ServingSpec) -> str:
+    """Return the URL that KServe's storage initializer copies; a path is that of a volume claim."""
+    model = spec.options.model
+    if model is None:
+        hint = f"Name a folder or URL with {spec.pods.run}/1/model.onnx, as `podscale export --repository` writes it."
+        raise InputError("KServe's runtimes read a model repository", field="--model", hint=hint)
+    if Location.parse(model).is_remote:
+        return model
+    claim, workspace = spec.pods.cluster.workspace_claim, spec.pods.workspace.rstrip("/")
+    if claim is None or not model.startswith(f"{workspace}/"):
+        hint = "Name a URL such as gs://bucket/models, or a directory below run.workspace."
+        problem = "not in the workspace claim, from which KServe copies it"
+        raise InputError(problem, field="--model", got=model, hint=hint)
+    return f"pvc://{claim}/{model.removeprefix(f'{workspace}/')}"

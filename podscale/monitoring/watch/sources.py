@@ -17,8 +17,8 @@ from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import METRICS_PORT
 from podscale.kubernetes.job_watcher import JobObserver
 from podscale.kubernetes.jobs import JobEntry
-from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod
-from podscale.kubernetes.pod_state import is_running
+from podscale.kubernetes.logs import ContainerLog, LogFollower
+from podscale.kubernetes.pod_state import first_pod, is_running
 from podscale.kubernetes.resources import PODS, KubernetesObject, name_of, title_of
 from podscale.kubernetes.transport import StreamInterrupted
 from podscale.runs import RunDirectory, is_held, read_outcomes

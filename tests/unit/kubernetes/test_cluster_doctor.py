@@ -8,7 +8,7 @@ import pytest
 from podscale import config
 from podscale.kubernetes import image_check
 from podscale.kubernetes.cluster_doctor import PERMISSION_RULES, check_cluster
-from podscale.kubernetes.quantities import parse_quantity
+from podscale.kubernetes.resources import parse_quantity
 from podscale.util.terminal import CheckResult
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster

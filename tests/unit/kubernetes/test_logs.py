@@ -10,7 +10,7 @@ import pytest
 from podscale.kubernetes import logs
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
-from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod, split_timestamp
+from podscale.kubernetes.logs import ContainerLog, LogFollower, split_timestamp
 from podscale.kubernetes.resources import PODS
 from podscale.kubernetes.transport import StreamInterrupted
 from tests.support.cluster_objects import pod, terminated
@@ -224,27 +224,3 @@ def test_a_lost_job_ends_the_thread_without_a_traceback(
 )
 def test_stamps_are_taken_from_lines(line: bytes, expected: tuple[int | None, bytes]) -> None:
     assert split_timestamp(line) == expected
-
-
-def labelled(name: str, **labels: str) -> dict[str, Any]:
-    made = pod(0, name=name)
-    made["metadata"]["labels"] = {key.replace("__", "/"): value for key, value in labels.items()}
-    return made
-
-
-def test_rank_0_is_selected_among_the_pods_of_every_kind_of_job() -> None:
-    index, kind = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
-    master = labelled("m", **{index: "0", kind: "master"})
-    workers = [labelled(f"w{number}", **{index: str(number), kind: "worker"}) for number in (1, 0)]
-    hosts = [
-        labelled(
-            f"s{number}",
-            **{"jobset.sigs.k8s.io/job-index": "0", "batch.kubernetes.io/job-completion-index": str(number)},
-        )
-        for number in (1, 0)
-    ]
-    for pods, expected in ((workers, "w0"), ([*workers, master], "m"), (hosts, "s0"), ([labelled("only")], "only")):
-        pod = first_pod(pods)
-        assert pod is not None
-        assert pod["metadata"]["name"] == expected
-    assert first_pod([]) is None

@@ -9,8 +9,8 @@ import yaml
 
 from podscale.cli import main
 from podscale.errors import InputErrors
-from podscale.kubernetes.cluster_policy import ClusterPolicy, job_refusals
 from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.namespace import ClusterPolicy, job_refusals
 from podscale.kubernetes.predict_job import PredictionJob, build_predict_spec
 from podscale.kubernetes.render import render_job
 from tests.support import rendering

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render import RENDERERS_BY_KIND, pod_placement
 from podscale.kubernetes.render.common import to_yaml
+from podscale.kubernetes.resources import parse_quantity
 from podscale.runs.stage_outcomes import StageName
 from tests.support.pod_security import violations
 from tests.support.rendering import TWO, pods, rendered, spec

@@ -1,11 +1,10 @@
-"""When the pods of a job started, from their status."""
+"""Pods of a job: which one has rank 0, and when they started."""
 
 from typing import Any
 
 import pytest
 
-from podscale.kubernetes.pod_start import read_pod_starts
-from podscale.kubernetes.pod_state import trim_pod
+from podscale.kubernetes.pod_state import first_pod, read_pod_starts, trim_pod
 from tests.support.cluster_objects import condition, job, pod, stored, waiting
 
 CREATED = "2026-11-24T10:00:00Z"
@@ -53,3 +52,27 @@ def test_there_is_none_of_a_job_that_restarted(status: dict[str, Any]) -> None:
 def test_there_is_none_without_pods_or_times() -> None:
     assert read_pod_starts(JOB, []) is None
     assert read_pod_starts(JOB, [pod(0)]) is None, "the time of scheduling is unknown"
+
+
+def labelled(name: str, **labels: str) -> dict[str, Any]:
+    made = pod(0, name=name)
+    made["metadata"]["labels"] = {key.replace("__", "/"): value for key, value in labels.items()}
+    return made
+
+
+def test_rank_0_is_selected_among_the_pods_of_every_kind_of_job() -> None:
+    index, kind = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+    master = labelled("m", **{index: "0", kind: "master"})
+    workers = [labelled(f"w{number}", **{index: str(number), kind: "worker"}) for number in (1, 0)]
+    hosts = [
+        labelled(
+            f"s{number}",
+            **{"jobset.sigs.k8s.io/job-index": "0", "batch.kubernetes.io/job-completion-index": str(number)},
+        )
+        for number in (1, 0)
+    ]
+    for pods, expected in ((workers, "w0"), ([*workers, master], "m"), (hosts, "s0"), ([labelled("only")], "only")):
+        first = first_pod(pods)
+        assert first is not None
+        assert first["metadata"]["name"] == expected
+    assert first_pod([]) is None

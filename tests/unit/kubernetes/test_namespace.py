@@ -1,4 +1,4 @@
-"""Policy of a namespace: which options it refuses, and that commands check it before they create anything."""
+"""Namespace of the jobs: which options its policy refuses, and that commands check it before they create anything."""
 
 import io
 import json
@@ -10,7 +10,7 @@ import yaml
 from podscale.cli import main
 from podscale.errors import InputErrors
 from podscale.kubernetes.client import connect_cluster
-from podscale.kubernetes.cluster_policy import ClusterPolicy, check_stages, job_refusals
+from podscale.kubernetes.namespace import ClusterPolicy, check_stages, job_refusals
 from podscale.kubernetes.run_stage import LinePrinter, submit_stage
 from podscale.kubernetes.transport import NamedCluster
 from tests.support import rendering

@@ -1,25 +1,75 @@
-"""Policy of a namespace: options of runs that the platform team has locked.
+"""Namespace of the jobs: that it exists, its default settings for run documents, and its policy.
 
-The chart writes it, from its value `policy`, into the key `policy.yaml` of podscale-defaults. `podscale submit` and the
-pipelines check it before they create anything. The chart's ValidatingAdmissionPolicies check the same locks in the API
-server; tests/chart/test_cluster_policy.py compares both on a real one.
+The chart installs defaults and policy as two keys of the ConfigMap podscale-defaults. The policy has the options of
+runs that the platform team has locked, from the chart's value `policy`. `podscale submit` and the pipelines check it
+before they create anything. The chart's ValidatingAdmissionPolicies check the same locks in the API server;
+tests/chart/test_cluster_policy.py compares both on a real one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from podscale.config import RunConfig
+from podscale.config import Defaults, RunConfig
 from podscale.config.document import loads_as
 from podscale.config.fields import Section, placement_field
 from podscale.errors import InputError, combine_errors
 from podscale.kubernetes.client import ClusterClient
-from podscale.kubernetes.cluster_defaults import DEFAULTS_CONFIG_MAP
-from podscale.kubernetes.errors import ApiError
+from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.job_spec import JobSpec, SecurityMode, build_job_spec
-from podscale.kubernetes.resources import CONFIG_MAPS
+from podscale.kubernetes.resources import CONFIG_MAPS, NAMESPACES
 from podscale.runs.stage_outcomes import STAGES, StageName
 
+DEFAULTS_CONFIG_MAP = "podscale-defaults"
+DEFAULTS_KEY = "defaults.yaml"
 POLICY_KEY = "policy.yaml"
 SECONDS_PER_HOUR = 3600
+
+
+def check_namespace_exists(api: ClusterClient) -> None:
+    """Raise InputError if the namespace does not exist; credentials that may not read it are no error."""
+    try:
+        api.get(NAMESPACES, api.namespace)
+    except ApiNotFound:
+        raise InputError(
+            "there is no such namespace",
+            field="launch.cluster.namespace",
+            got=api.namespace,
+            hint=f"Name another one with --namespace, or create it: `kubectl create namespace {api.namespace}`",
+        ) from None
+    except ApiError:
+        return
+
+
+class NoDefaults(InputError):
+    """The namespace has no default settings, or these credentials may not read them."""
+
+
+def read_cluster_defaults(api: ClusterClient) -> Defaults:
+    """Return the default settings of the namespace.
+
+    Raises NoDefaults, or InputError for a namespace that does not exist.
+    """
+    field, place = f"ConfigMap {DEFAULTS_CONFIG_MAP}", f"namespace {api.namespace}"
+    hint = "name another namespace with --namespace, or set run.workspace and launch.cluster.workspace_claim"
+    try:
+        config_map = api.get(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
+    except ApiNotFound:
+        check_namespace_exists(api)
+        hint = f"Install the chart there (`helm install podscale charts/podscale --namespace {api.namespace}`), {hint}"
+        raise NoDefaults(f"{place} has none, which would name the workspace", field=field, hint=hint) from None
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        check_namespace_exists(api)
+        hint = f"Ask for the chart's launcher role in {place}, {hint}"
+        problem = (
+            f"these credentials may not read it in {place} (RBAC: get configmaps), and it would name the workspace"
+        )
+        raise NoDefaults(problem, field=field, hint=hint) from None
+    text = (config_map.get("data") or {}).get(DEFAULTS_KEY)
+    if not text:
+        hint = f"Install the chart there again, {hint}"
+        raise NoDefaults(f"has no key {DEFAULTS_KEY} in {place}", field=field, hint=hint)
+    return Defaults(text, f"{field} of {place}")
 
 
 class ClusterPolicy(Section):

@@ -7,7 +7,7 @@ import pytest
 from podscale import config
 from podscale.errors import InputError, InputErrors
 from podscale.kubernetes.client import ClusterClient
-from podscale.kubernetes.look_ahead import check_before_submit
+from podscale.kubernetes.submit_checks import check_before_submit
 from podscale.runs.stage_outcomes import STAGES
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster
