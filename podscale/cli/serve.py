@@ -46,7 +46,7 @@ def serve(
     if missing:
         hint = "Run `pip install 'podscale[serve]'`"
         raise InputError(f"needs {', '.join(missing)}, not installed here", field="serve", hint=hint)
-    from podscale.serving.model_location import opened_model
+    from podscale.prediction.model import open_model_at
     from podscale.serving.options import ServeOptions
     from podscale.serving.serve import serve as serve_until_stopped
 
@@ -66,5 +66,5 @@ def serve(
         drain_seconds=drain_seconds,
         grace_seconds=grace_seconds,
     )
-    with opened_model(model, calibrate=not plain) as opened:
+    with open_model_at(model, calibrate=not plain) as opened:
         return serve_until_stopped(opened, options)

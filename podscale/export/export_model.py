@@ -15,9 +15,8 @@ from pathlib import Path
 from podscale.config import RunConfig
 from podscale.config.export import CALIBRATION_IMAGES, CHECK_IMAGES, FILE_NAMES
 from podscale.errors import InputError, PodscaleError
-from podscale.export.agreement import Agreement, LogProbabilities, compare, log_probabilities
 from podscale.export.demo_page import build_demo_page
-from podscale.export.export_report import Export
+from podscale.export.export_result import Agreement, Export, LogProbabilities, compare, log_probabilities
 from podscale.export.formats import ExportFormat, find_format
 from podscale.export.image_sample import ImageSample, load_sample
 from podscale.export.int8 import quantise

@@ -13,10 +13,9 @@ from podscale.data.decode import Pixels
 from podscale.data.manifest import MANIFEST_FILE
 from podscale.data.sources.digits import DigitsSource
 from podscale.errors import InputError
-from podscale.prediction.decoded_chunks import ChunkDecoder
 from podscale.prediction.image_inputs import EncodedImage, ImageItem, iter_items, open_inputs
 from podscale.prediction.model import PredictionModel
-from podscale.prediction.preparation import ImagePreparer
+from podscale.prediction.preparation import ChunkDecoder, ImagePreparer
 from podscale.prediction.reservoir import Reservoir
 from podscale.runs import dataset_directory
 from podscale.runs.model_files import run_of

@@ -13,9 +13,8 @@ from urllib.parse import quote, urlsplit
 
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError
-from podscale.export.export_report import Export
+from podscale.export.export_result import Export, exports_identity, version_properties
 from podscale.export.model_registry_client import JsonObject, ModelRegistryClient, RegistryConflict, RegistryError
-from podscale.export.version_record import exports_identity, version_properties
 from podscale.runs import RunDirectory
 from podscale.runs.directory import local_path
 from podscale.util.files import file_sha256

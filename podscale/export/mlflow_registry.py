@@ -7,8 +7,7 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError, PodscaleError
-from podscale.export.export_report import Export
-from podscale.export.version_record import exports_identity, version_properties
+from podscale.export.export_result import Export, exports_identity, version_properties
 from podscale.runs import RunDirectory
 from podscale.telemetry.trackers.base import SentPoints
 from podscale.telemetry.trackers.mlflow import find_experiment

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from podscale.config import RunConfig
 from podscale.export.export_model import ExportOptions, export_model
-from podscale.export.export_report import Export
+from podscale.export.export_result import Export
 from podscale.runs import RunDirectory
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from PIL import Image
 
 from podscale.errors import InputError
-from podscale.prediction.decoded_chunks import ChunkDecoder
 from podscale.prediction.image_inputs import Failure
+from podscale.prediction.preparation import ChunkDecoder
 from podscale.prediction.summary import MAX_PICTURES, PredictionSummary, ShownImage
 from podscale.report import markup
 from podscale.report.markup import Markup, headline_tile, note, panel, section_tag, table, table_row, tag

@@ -1,9 +1,13 @@
-"""Exported file as a model: its metadata, and the log-probabilities of its outputs."""
+"""Exported file as a model: its metadata, and the log-probabilities of its outputs.
+
+ONNX files run in onnxruntime, which is imported on first use; the others in PyTorch (podscale.pytorch).
+"""
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,6 @@ import numpy.typing as npt
 from podscale.config import InputSection
 from podscale.config.export import EXPORT_METADATA_FILE, FILE_NAMES
 from podscale.errors import InputError
-from podscale.prediction import onnx_runtime
-from podscale.prediction.onnx_runtime import InferenceFunction
-from podscale.prediction.probabilities import log_softmax
 from podscale.runs.model_files import DESCRIPTION_PREFIX
 from podscale.util.formatting import one_line
 
@@ -24,6 +25,10 @@ SUFFIXES = {Path(FILE_NAMES[name]).suffix: name for name in ("onnx", "torch-expo
 """Formats that predictions read, by the suffix of the file."""
 SMALLEST_PROBABILITY = 1e-38
 """Least probability whose logarithm is taken; smaller ones count as it."""
+PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+"""Backends of onnxruntime, in order of preference."""
+InferenceFunction = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
+"""Function from the input of an exported file to its output."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class ExportedFile:
     def open(cls, path: Path) -> "ExportedFile":
         """Read the metadata of a file. Raises InputError if it is not an exported file, or damaged."""
         format_name = SUFFIXES[path.suffix]
-        strings = onnx_runtime.read_metadata(path) if format_name == "onnx" else _torch_metadata(path)
+        strings = _onnx_metadata(path) if format_name == "onnx" else _torch_metadata(path)
         return cls(path, format_name, ExportMetadata.from_strings(strings, path))
 
 
@@ -125,6 +130,31 @@ class ExportedClassifier:
         return log_softmax((self._metadata.temperature or 1.0) * logarithms)
 
 
+def open_onnx(path: Path, index: int = 0, threads: int | None = None) -> InferenceFunction:
+    """Load an ONNX file; return the function from its one input to its first output.
+
+    Args:
+        index: number of the GPU, if onnxruntime has GPUs.
+        threads: threads of one operation on the CPU; None: onnxruntime's choice.
+    """
+    runtime = _import_runtime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    available = set(runtime.get_available_providers())
+    devices: dict[str, dict[str, Any]] = {"CUDAExecutionProvider": {"device_id": index}}
+    providers = [(name, devices.get(name, {})) for name in PROVIDERS if name in available]
+    session = _load_session(path, options, providers)
+    name = session.get_inputs()[0].name
+
+    def run(inputs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        outputs: npt.NDArray[np.float32] = session.run(None, {name: inputs})[0]
+        return outputs
+
+    return run
+
+
 def normalise(images: npt.NDArray[np.uint8], section: InputSection) -> npt.NDArray[np.float32]:
     """Return normalised images, float32 [n, 3, height, width], as podscale.pytorch.device_prefetcher.Normalise.
 
@@ -144,6 +174,22 @@ def normalise(images: npt.NDArray[np.uint8], section: InputSection) -> npt.NDArr
     return pixels
 
 
+def log_softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    """Return the logarithm of the softmax of `logits`, any float dtype [n, classes]."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    values: npt.NDArray[np.float32] = (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(np.float32)
+    return values
+
+
+def _onnx_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of an ONNX file as strings. Raises InputError if it cannot be read."""
+    runtime = _import_runtime()
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    return dict(_load_session(path, options, ["CPUExecutionProvider"]).get_modelmeta().custom_metadata_map)
+
+
 def _torch_metadata(path: Path) -> dict[str, str]:
     """Return the metadata in a torch archive, which is a zip file, without torch."""
     try:
@@ -154,3 +200,21 @@ def _torch_metadata(path: Path) -> dict[str, str]:
         raise InputError("there is no such file", field=str(path)) from error
     except (OSError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:  # of zip files of any origin
         raise InputError(f"cannot be read: {one_line(str(error))}", field=str(path)) from error
+
+
+def _load_session(path: Path, options: Any, providers: list[Any]) -> Any:
+    if not path.is_file():
+        raise InputError("there is no such file", field=str(path))
+    try:
+        return _import_runtime().InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # onnxruntime has a class for each kind, in no common base
+        raise InputError(f"onnxruntime cannot load it: {one_line(str(error))}", field=str(path)) from error
+
+
+def _import_runtime() -> Any:
+    """Import onnxruntime. Raises InputError with the extra that installs it."""
+    try:
+        return import_module("onnxruntime")
+    except ImportError as error:
+        hint = "Run `pip install 'podscale[export]'`"
+        raise InputError("ONNX needs onnxruntime, which is not installed", field="onnxruntime", hint=hint) from error

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from podscale.errors import InputError, combine_errors
-from podscale.prediction.counts import PredictionCounts
 from podscale.prediction.image_inputs import Failure
 from podscale.prediction.parts import (
     Part,
@@ -20,6 +19,7 @@ from podscale.prediction.parts import (
     rows_path,
 )
 from podscale.prediction.predictor import Prediction
+from podscale.prediction.summary import PredictionCounts
 from podscale.prediction.writers import open_writer
 from podscale.util.formatting import format_count
 

@@ -1,24 +1,37 @@
-"""Model of a prediction: its files, its run document, its classes, and the temperature of its probabilities."""
+"""Model of a prediction: its files, its run document, its classes, and the temperature of its probabilities.
 
-from collections.abc import Sequence
+It is a run or model directory, or an exported file; a server also copies one from a URL.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from podscale.config import RunConfig
+from podscale.data.sources.base import decode_name
+from podscale.data.sources.storage import open_storage
 from podscale.errors import InputError
 from podscale.evaluation.evaluation_json import read_evaluation
-from podscale.prediction import onnx_runtime
-from podscale.prediction.exported_file import ExportedClassifier, ExportedFile, is_exported_file
+from podscale.prediction.exported_file import (
+    SUFFIXES,
+    ExportedClassifier,
+    ExportedFile,
+    is_exported_file,
+    open_onnx,
+)
 from podscale.runs.model_files import EvaluatedModel, find_model_directory, read_model, run_document_of, run_of
 from podscale.runs.user_code import MODEL_CODE, code_of_model, imported_from
 from podscale.util.files import file_sha256
 from podscale.util.formatting import one_line, printable
+from podscale.util.locations import Location
 
 TOP_FILES = ("config.yaml", "evaluation.json", MODEL_CODE)
 """Files that a prediction reads at the top of a run or model directory, besides model.*."""
@@ -78,11 +91,33 @@ def open_model(path: str | Path, *, calibrate: bool = True) -> PredictionModel:
     return PredictionModel(files, run_document_of(files), _fitted_temperature(files) if calibrate else None)
 
 
+@contextmanager
+def open_model_at(location: str, *, calibrate: bool = True) -> Iterator[PredictionModel]:
+    """Open a model; one behind a URL is copied to the temporary directory until the end of the block.
+
+    Args:
+        location: path or fsspec URL of a run or model directory, or of an exported file.
+        calibrate: use the temperature that the run's evaluation fitted, if there is one.
+
+    Raises:
+        InputError: There is no model, or it cannot be read.
+    """
+    parsed = Location.parse(location)
+    if not parsed.is_remote:
+        yield open_model(parsed.path, calibrate=calibrate)
+        return
+    name = PurePosixPath(parsed.path.partition("?")[0]).name
+    with tempfile.TemporaryDirectory(prefix="podscale-model-") as directory:
+        file = Path(directory, name) if Path(name).suffix in SUFFIXES else None
+        _copy_model(location, Path(directory), file)
+        yield open_model(directory if file is None else file, calibrate=calibrate)
+
+
 def build_classifier(model: PredictionModel, index: int = 0, threads: int | None = None) -> Classifier:
     """Load the model on GPU `index`, or on the CPU with `threads` threads (default: the library's choice)."""
     exported = model.exported
     if exported is not None and exported.format == "onnx":
-        run = onnx_runtime.open_session(exported.path, index, threads)
+        run = open_onnx(exported.path, index, threads)
         return ExportedClassifier(run, exported.metadata, model.config.input)
     if find_spec("torch") is None:
         hint = "Run `pip install 'podscale[torch]'`"
@@ -127,3 +162,26 @@ def _fitted_temperature(files: EvaluatedModel) -> float | None:
     if evaluation.identity.model_sha256 != _weights_sha256(files):
         return None
     return evaluation.calibration.temperature
+
+
+def _copy_model(location: str, target: Path, exported: Path | None) -> None:
+    """Copy the model's files, and those of its run that a prediction reads. Raises InputError.
+
+    Args:
+        exported: copy of an exported file; None for a directory.
+    """
+    try:
+        storage = open_storage(location)
+        if exported is not None:
+            exported.write_bytes(storage.read(b""))
+            return
+        for file in storage.files():
+            path = decode_name(file.path)
+            folder, _, name = path.rpartition("/")
+            if folder == "model" or (not folder and (name in TOP_FILES or name.startswith("model."))):
+                copy = target / path
+                copy.parent.mkdir(exist_ok=True)
+                copy.write_bytes(storage.read(file.path))
+    except (OSError, InputError) as error:
+        problem = error.problem if isinstance(error, InputError) else f"cannot be read: {error}"
+        raise InputError(problem, field="MODEL", got=location) from error

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.prediction.decoded_chunks import ChunkDecoder, DecodedChunk
 from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs, standard_input_lines
 from podscale.prediction.model import Classifier, PredictionModel, open_model
-from podscale.prediction.preparation import ImagePreparer
-from podscale.prediction.probabilities import softmax
+from podscale.prediction.preparation import ChunkDecoder, DecodedChunk, ImagePreparer
 from podscale.util.host_info import cpu_count, visible_gpus
 from podscale.util.locations import Location
 
@@ -177,3 +176,16 @@ def top_classes(
     """
     topk = np.argsort(-log_probabilities, axis=1, kind="stable")[:, :top]
     return topk, np.take_along_axis(softmax(log_probabilities, temperature), topk, axis=1)
+
+
+def softmax(log_values: npt.NDArray[np.floating[Any]], temperature: float) -> npt.NDArray[np.float64]:
+    """Return softmax(log_values / temperature) over the classes, computed in float64 [n, classes].
+
+    Args:
+        log_values: logits or log-probabilities, any float dtype [n, classes].
+        temperature: positive; 1 is plain softmax.
+    """
+    scaled = log_values.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    probabilities: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return probabilities

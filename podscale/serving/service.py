@@ -11,11 +11,10 @@ from http import HTTPStatus
 import numpy as np
 
 from podscale.data.decode import Pixels
-from podscale.prediction.decoded_chunks import prepare_or_fail
 from podscale.prediction.image_inputs import EncodedImage, Failure
 from podscale.prediction.model import Classifier, PredictionModel
 from podscale.prediction.predictor import NOT_FINITE, Prediction, predictions_of
-from podscale.prediction.preparation import ImagePreparer
+from podscale.prediction.preparation import ImagePreparer, prepare_or_fail
 from podscale.serving.batcher import Batcher, LogProbabilities
 from podscale.serving.metrics import ServingMetrics
 from podscale.serving.options import ServeOptions

@@ -9,8 +9,8 @@ import pytest
 
 from podscale.config import load, loads
 from podscale.data.shard_set import ShardSet
-from podscale.export.agreement import log_probabilities
 from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_result import log_probabilities
 from podscale.prediction.exported_file import ExportedFile
 from podscale.prediction.image_inputs import EncodedImage
 from podscale.prediction.model import build_classifier, open_model

@@ -20,7 +20,7 @@ import podscale
 from podscale.config import data_fingerprint, dumps
 from podscale.errors import InputError, PodscaleError
 from podscale.export.export_model import ExportOptions, export_model
-from podscale.export.export_report import Export
+from podscale.export.export_result import Export
 from podscale.prediction import model as prediction_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictOptions

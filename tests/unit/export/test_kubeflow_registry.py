@@ -14,7 +14,7 @@ from podscale.config import RunConfig, dumps, loads
 from podscale.errors import InputError, PodscaleError
 from podscale.export import model_registry_client
 from podscale.export.export_model import ExportOptions, export_model
-from podscale.export.export_report import Export
+from podscale.export.export_result import Export
 from podscale.export.kubeflow_registry import register_in_kubeflow, workspace_uri
 from podscale.runs import RunDirectory
 from podscale.stages import local

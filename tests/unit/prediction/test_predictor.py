@@ -13,11 +13,11 @@ import pytest
 from podscale.config import RunConfig
 from podscale.data import native
 from podscale.errors import InputError
-from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
 from podscale.prediction.image_inputs import iter_items
 from podscale.prediction.model import open_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import NOT_FINITE, Prediction, PredictOptions, Predictor, top_classes
+from podscale.prediction.preparation import CHUNKS_AHEAD
 from podscale.runs.model_files import INFERENCE_OPTIONS, preprocessing_of
 from tests.conftest import MakeShardSet
 from tests.support.prediction import (

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from podscale.errors import PodscaleError
-from podscale.export.agreement import TOLERANCE, Agreement, compare, log_probabilities
+from podscale.export.export_result import TOLERANCE, Agreement, compare, log_probabilities
 from podscale.export.image_sample import ImageSample, sample_items
+from podscale.prediction.exported_file import log_softmax
 from podscale.prediction.image_inputs import ImageItem
-from podscale.prediction.probabilities import log_softmax
 
 LOGITS = np.array([[4, 1, 0], [0, 2, 1], [1, 1.00001, -3], [0, 0, 5]], dtype=np.float32)
 LABELS = np.array([0, 1, 0, 0])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from podscale.prediction import processes
-from podscale.prediction.decoded_chunks import CHUNKS_AHEAD
+from podscale.prediction import predict
 from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.predictor import PredictedItem, Prediction, PredictOptions, Predictor
+from podscale.prediction.preparation import CHUNKS_AHEAD
 
 
 class _FakeWorker:
@@ -50,9 +50,9 @@ def test_chunks_are_shared_in_turn_and_only_a_few_ahead(
             listed.append(number)
             yield [ImageItem(str(number), 0)]
 
-    monkeypatch.setattr(processes, "_start_worker", start_worker)
+    monkeypatch.setattr(predict, "_start_worker", start_worker)
     predictor = Predictor.open(model_run, [str(tmp_path)], PredictOptions(processes=3))
-    rows = processes.predict_on_processes(predictor, chunks())
+    rows = predict.predict_on_processes(predictor, chunks())
     next(rows)
     assert len(listed) == 3 * (CHUNKS_AHEAD + 1) + 1
     assert [prediction.image for row in rows for _, prediction in row] == [str(number) for number in range(1, 50)]
