@@ -259,8 +259,7 @@ def likely_backend(config: "RunConfig", spec: "JobSpec") -> str:
 def plot_schedules(config: "RunConfig", svg: Path | None) -> str:
     """Return the schedules as a chart for a terminal, and write them to `svg` if it is given."""
     from podscale.config.preflight.storage import shard_set_counts
-    from podscale.report.charts.standalone import schedule_curves, schedule_svg
-    from podscale.report.charts.terminal import terminal_chart
+    from podscale.report.charts.schedules import schedule_curves, schedule_svg, terminal_chart
 
     samples = shard_set_counts(config).get("train", IMAGENET_IMAGES)
     curves = schedule_curves(config.train, samples)

@@ -174,7 +174,7 @@ def evaluate(config: RunConfig, shard_set: str, output: "StageOutput | None" = N
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
     """Write <run>/report.html, and the model card if there is a model. Raises InputError if the run does not exist."""
     from podscale.data.loaders.build_loader import open_shard_set
-    from podscale.report import build_report
+    from podscale.report.page import build_report
 
     directory = RunDirectory.for_config(config).path
     if not directory.is_dir():

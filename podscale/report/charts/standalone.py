@@ -1,7 +1,6 @@
-"""Standalone SVG files of charts, dot charts, and charts of a run's schedules.
+"""Standalone SVG files of charts, and dot charts.
 
-A dot chart has one named row per group, with every value and the mean. Schedules are learning rate, momentum and weight
-decay by epoch.
+A dot chart has one named row per group, with every value and the mean.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from importlib import resources
 from statistics import fmean
 from typing import Any
 
-from podscale.config import TrainSection
 from podscale.report.charts.lines import (
     DEFAULT_X,
     DEFAULT_Y,
@@ -24,34 +22,20 @@ from podscale.report.charts.lines import (
     XAxis,
     YAxis,
     horizontal_line,
-    line_chart,
     line_drawing,
     round_outwards,
     vertical_line,
 )
 from podscale.report.markup import Markup, chart_figure, format_short, join_markup, tag
-from podscale.training import schedules
 
 ROW_HEIGHT, FOOT_HEIGHT = 34.0, 34.0
 PLOT_LEFT = LEFT / 2
 MARGIN_HEIGHT, TITLE_HEIGHT, LEGEND_HEIGHT, LETTER_WIDTH = 16.0, 40.0, 16.0, 5.9
 """Sizes in drawing units; LETTER_WIDTH is the average width of a letter."""
-SCHEDULE_GAP = 28.0
 BACKGROUND_STYLE = (
     "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
     "svg text.readable{stroke:var(--bg)}"
 )
-COLUMN_TITLES = {
-    "learning_rate": "Learning rate",
-    "momentum": "Momentum",
-    "weight_decay": "Weight decay",
-    "global_batch": "Global batch",
-}
-COLUMN_COLOURS = {"learning_rate": 4, "momentum": 1, "weight_decay": 2, "global_batch": 3}
-assert list(COLUMN_TITLES) == list(schedules.PLOT_COLUMNS)
-
-Curves = dict[str, list[tuple[float, float]]]
-"""Points (epoch, value) by schedule column."""
 
 
 @dataclass(frozen=True)
@@ -137,36 +121,6 @@ def standalone_svg(*drawing: Any, width: float, height: float, enlarged: float =
     return f"{picture}\n"
 
 
-def schedule_curves(train: TrainSection, samples: int) -> Curves:
-    """Return the learning rate and the other schedule columns that change during a run over `samples` images."""
-    epochs, table = schedules.sample_for_plot(train, samples)
-    curves = {
-        name: list(zip(epochs.tolist(), table[:, number].tolist(), strict=True))
-        for number, name in enumerate(schedules.PLOT_COLUMNS)
-    }
-    changing = (name for name, points in curves.items() if len({value for _, value in points}) > 1)
-    return {name: curves[name] for name in dict.fromkeys(["learning_rate", *changing])}
-
-
-def schedule_chart(name: str, points: list[tuple[float, float]]) -> Markup:
-    return line_chart(COLUMN_TITLES[name], [_column_series(name, points)], y=_column_axis(name, points))
-
-
-def schedule_svg(curves: Curves) -> str:
-    """Return the text of an SVG file with all schedule columns below each other."""
-    panels = [
-        tag(
-            "g",
-            tag("text", COLUMN_TITLES[name], x=0.0, y=0.0, class_="title"),
-            line_drawing([_column_series(name, points)], y=_column_axis(name, points), max_points=len(points)),
-            transform=f"translate(16 {SCHEDULE_GAP + number * (HEIGHT + SCHEDULE_GAP):.0f})",
-        )
-        for number, (name, points) in enumerate(curves.items())
-    ]
-    height = len(curves) * (HEIGHT + SCHEDULE_GAP) + SCHEDULE_GAP
-    return standalone_svg(panels, width=WIDTH + 32, height=height, enlarged=2)
-
-
 def _draw_row(row: DotRow, top: float, x: Scale) -> list[Any]:
     y, style = top + 25.0, f"dot pale c{row.colour}"
     note = tag("text", row.note, x=WIDTH - RIGHT, y=top + 14, text_anchor="end", class_="readable")
@@ -209,14 +163,3 @@ def _titled_svg(title: str, head: Any, drawing: Markup, *, top: float, height: f
         height=top + height,
         enlarged=1.6,
     )
-
-
-def _column_series(name: str, points: list[tuple[float, float]]) -> LineSeries:
-    return LineSeries(COLUMN_TITLES[name], points, COLUMN_COLOURS[name])
-
-
-def _column_axis(name: str, points: list[tuple[float, float]]) -> YAxis:
-    """Return an axis over the values for momentum, from zero for the other columns."""
-    high = max(value for _, value in points)
-    low = min(value for _, value in points) if name == "momentum" else 0.0
-    return YAxis(limits=round_outwards(low, high or 1.0))

@@ -6,7 +6,7 @@ from podscale.evaluation.history import RunHistory, finite_number
 from podscale.report import markup
 from podscale.report.charts.bars import stacked_bar_chart
 from podscale.report.charts.lines import LineSeries, ReferenceLine, XAxis, YAxis, line_chart, round_outwards
-from podscale.report.charts.standalone import schedule_chart, schedule_curves
+from podscale.report.charts.schedules import schedule_chart, schedule_curves
 from podscale.report.markup import Markup, note, panel, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
 

@@ -23,7 +23,7 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.train_state import load_weights_file
 from podscale.pytorch.trainer import build_model_on_device
 from podscale.pytorch.world import join_world, leave_world
-from podscale.report import build_report
+from podscale.report.page import build_report
 from podscale.runs import RunDirectory, ensemble_members, predictions
 from podscale.runs.model_files import WEIGHTS_FILE, read_evaluated_models
 from podscale.runs.predictions import COMBINE_METHODS, pass_predictions_path, read_passes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.report import build_report
 from podscale.report.demo_page_link import update_demo_link, without_demo_link
+from podscale.report.page import build_report
 from podscale.runs import RunDirectory
 from podscale.util.files import file_sha256
 from tests.support.browser import Browser, browser, browser_or_skip

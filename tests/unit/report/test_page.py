@@ -16,8 +16,8 @@ from podscale.config import dumps, loads
 from podscale.data.shard_set import ShardSet
 from podscale.evaluation.evaluation_json import evaluate_run
 from podscale.evaluation.scores import most_confident_mistakes
-from podscale.report import build_report
 from podscale.report.markup import tag
+from podscale.report.page import build_report
 from podscale.report.sections.dataset import MAX_PICTURE_BYTES, thumbnail
 from podscale.runs import StageOutcome, write_outcome
 from podscale.runs.predictions import Predictions, read_predictions, write_predictions
