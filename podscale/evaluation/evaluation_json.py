@@ -24,6 +24,8 @@ from podscale.util.files import file_sha256, write_atomically
 from podscale.util.formatting import printable
 
 SCHEMA_VERSION = 1
+SPLIT = "validation"
+"""Split that is scored."""
 MATRIX_CLASSES = 20
 """Most classes with a full confusion matrix; with more, only the most confused pairs are written."""
 CONFUSED_PAIRS = 200
@@ -136,9 +138,7 @@ class Evaluation(SchemaBase, populate_by_name=True):
     ensemble: EnsembleScores | None = Field(None, description="If several models were evaluated together.")
 
 
-def evaluate_run(
-    run_directory: Path, config: RunConfig, shard_set: ShardSet, *, split: str = "validation"
-) -> Evaluation:
+def evaluate_run(run_directory: Path, config: RunConfig, shard_set: ShardSet) -> Evaluation:
     """Score <run>/predictions.safetensors and write <run>/evaluation.json.
 
     Throughput comes from the events in metrics.jsonl; of several models evaluated together, from their passes.
@@ -148,10 +148,10 @@ def evaluate_run(
     """
     run = RunDirectory(run_directory)
     predictions = read_predictions(run.predictions)
-    if not np.array_equal(predictions.keys, np.sort(shard_set.split(split).keys)):
+    keys = shard_set.split(SPLIT).keys
+    if not np.array_equal(predictions.keys, np.sort(keys)):
         raise InputError(
-            f"does not hold each of the {len(shard_set.split(split))} samples of the split {split} of "
-            f"{shard_set.directory} exactly once",
+            f"does not hold each of the {len(keys)} samples of the split {SPLIT} of {shard_set.directory} exactly once",
             field=str(run.predictions),
             got=len(predictions),
             hint="Run `podscale evaluate` again.",
@@ -175,7 +175,7 @@ def evaluate_run(
         data_fingerprint=shard_set.manifest.data_fingerprint,
         plan_fingerprint=shard_set.manifest.plan_fingerprint,
         classes_sha256=shard_set.manifest.classes_sha256,
-        split=split,
+        split=SPLIT,
     )
     scores = compute_scores(predictions, len(shard_set.classes))
     evaluation = build_evaluation(scores, shard_set.classes, config, identity, throughput, ensemble)

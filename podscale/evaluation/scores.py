@@ -173,9 +173,9 @@ def fit_temperature(tempered_losses: npt.NDArray[np.float32] | None) -> float | 
     return math.exp(-offset * step) / float(INVERSE_TEMPERATURES[least])
 
 
-def wilson_interval(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Return the Wilson score interval of correct / n (Wilson 1927); `z` is the normal quantile, by default of 95 %."""
-    fraction = correct / n
+def wilson_interval(correct: int, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of correct / n (Wilson 1927)."""
+    z, fraction = 1.959963984540054, correct / n  # z is the normal quantile
     center = fraction + z * z / (2 * n)
     half_width = z * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
@@ -223,13 +223,11 @@ def _count_confusion(labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.in
     )
 
 
-def _compute_calibration(
-    confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_], bins: int = CALIBRATION_BINS
-) -> Calibration:
-    bin_of = np.searchsorted(bin_edges(bins)[1:-1], confidence, side="left")
-    count = np.bincount(bin_of, minlength=bins)
-    correct = np.bincount(bin_of, weights=is_correct, minlength=bins)
-    confidence_sum = np.bincount(bin_of, weights=confidence, minlength=bins)
+def _compute_calibration(confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_]) -> Calibration:
+    bin_of = np.searchsorted(bin_edges(CALIBRATION_BINS)[1:-1], confidence, side="left")
+    count = np.bincount(bin_of, minlength=CALIBRATION_BINS)
+    correct = np.bincount(bin_of, weights=is_correct, minlength=CALIBRATION_BINS)
+    confidence_sum = np.bincount(bin_of, weights=confidence, minlength=CALIBRATION_BINS)
     ece = float(np.abs(correct - confidence_sum).sum() / len(confidence))  # the bin's count cancels out
     return Calibration(count, _ratio_or_nan(confidence_sum, count), _ratio_or_nan(correct, count), ece)
 

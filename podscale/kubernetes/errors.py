@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.errors import ABSENT, InputError, PodscaleError
+from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes.resources import KIND_PROVIDERS, ResourceKind
 
 
@@ -42,10 +42,8 @@ class ApiError(InputError):
         field: requested object, such as `PyTorchJob r1`, or the document key to change.
     """
 
-    def __init__(
-        self, problem: str, status: int, reason: str = "", *, field: str = "", got: Any = ABSENT, hint: str = ""
-    ) -> None:
-        super().__init__(problem, field=field, got=got, hint=hint)
+    def __init__(self, problem: str, status: int, reason: str = "", *, field: str = "", hint: str = "") -> None:
+        super().__init__(problem, field=field, hint=hint)
         self.status = status
         self.reason = reason
 

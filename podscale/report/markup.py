@@ -64,8 +64,8 @@ def format_integer(value: float | None) -> str:
     return MISSING_TEXT if value is None else f"{round(value):,}".replace(",", "\u202f")
 
 
-def format_decimal(value: float | None, digits: int = 3) -> str:
-    return MISSING_TEXT if value is None else f"{value:.{digits}f}"
+def format_loss(value: float | None) -> str:
+    return MISSING_TEXT if value is None else f"{value:.4f}"
 
 
 def format_rate(value: float | None) -> str:

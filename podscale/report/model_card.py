@@ -57,7 +57,7 @@ def _scores_section(data: ReportData) -> str:
         ("top-1 accuracy", f"{markup.format_percent(scores.top1, 2)} ({interval})"),
         (f"top-{scores.top5_k} accuracy", markup.format_percent(scores.top5, 2)),
         ("mean class accuracy", markup.format_percent(scores.balanced_accuracy, 2)),
-        ("cross-entropy", f"{markup.format_decimal(scores.loss, 4)} nats"),
+        ("cross-entropy", f"{markup.format_loss(scores.loss)} nats"),
         ("expected calibration error", f"{markup.format_percent(scores.ece, 2)} (15 bins)"),
         ("training throughput", f"{markup.format_rate(speed.training_images_per_second)} images/s"),
         ("training time", markup.format_seconds(speed.training_seconds)),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from podscale.monitoring.watch.run_status import RunStats, RunStatus, read_run_stats, stats_since
+from podscale.monitoring.watch.run_status import RankStats, RunStats, RunStatus, read_run_stats
 from podscale.monitoring.watch.sources import RunSource
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.step_log import StepLog
@@ -51,24 +51,28 @@ class WatchedRun:
         """Wall seconds by state, from the endpoint if it exports them, else from the newest `goodput` event."""
         return self.stats.wall_seconds or self.status.wall_seconds
 
+    @property
+    def recent_ranks(self) -> list[RankStats]:
+        """Statistics of each rank between the last two polls, sorted by rank."""
+        before = self._previous_stats.ranks
+        return [rank.since(before.get(number)) for number, rank in sorted(self.stats.ranks.items())]
+
     def to_json(self) -> dict[str, Any]:
         goodput = {"ratio": goodput_fraction(self.wall_seconds), "seconds": self.wall_seconds}
-        ranks = stats_since(self.stats.ranks.values(), self._previous_stats)
         return {
             "run": self.source.name,
             "headline": self.source.headline(),
             **self.status.to_json(),
             "goodput": goodput if self.wall_seconds else None,
-            "rank_figures": [rank.to_json() for rank in ranks],
+            "rank_figures": [rank.to_json() for rank in self.recent_ranks],
         }
 
     def render(self) -> Any:
         """Return the screen as a rich renderable."""
         from podscale.monitoring.watch.view import ScreenFrame, render_frame
 
-        ranks = stats_since(self.stats.ranks.values(), self._previous_stats)
         return render_frame(
-            ScreenFrame(self.source.name, self.source.headline(), self.status, ranks, self.wall_seconds)
+            ScreenFrame(self.source.name, self.source.headline(), self.status, self.recent_ranks, self.wall_seconds)
         )
 
 

@@ -1,7 +1,7 @@
 """Status of a run from its records, and per-rank statistics from its metrics."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -194,11 +194,6 @@ def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
                 rank = int(labels["rank"])
                 _set_stat(stats.ranks.setdefault(rank, RankStats(rank, pod=pod)), name, labels, value)
     return stats
-
-
-def stats_since(now: Iterable[RankStats], before: RunStats) -> list[RankStats]:
-    """Return each rank's statistics since the previous sample, sorted by rank."""
-    return sorted((rank.since(before.ranks.get(rank.rank)) for rank in now), key=lambda rank: rank.rank)
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:

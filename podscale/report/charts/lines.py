@@ -45,12 +45,12 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def round_outwards(low: float, high: float, about: int = 5) -> tuple[float, float]:
+def round_outwards(low: float, high: float) -> tuple[float, float]:
     """Widen the range from `low` to `high` to the next ticks; an empty range gets a margin on both sides."""
     if high <= low:
         room = abs(low) * 0.1 or 1.0
         low, high = low - room, high + room
-    step = _round_step((high - low) / max(1, about))
+    step = _round_step((high - low) / 5)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
 

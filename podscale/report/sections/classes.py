@@ -38,7 +38,7 @@ def calibration(data: ReportData) -> Markup | None:
         return None
     facts = {
         "expected calibration error": markup.format_percent(evaluation.scores.ece, 2),
-        "mean loss": f"{markup.format_decimal(evaluation.scores.loss, 4)} nats",
+        "mean loss": f"{markup.format_loss(evaluation.scores.loss)} nats",
         "balanced accuracy": markup.format_percent(evaluation.scores.balanced_accuracy, 2),
         "images": markup.format_integer(evaluation.scores.samples),
         "evaluation speed": f"{markup.format_rate(evaluation.throughput.evaluation_images_per_second)} images/s",

@@ -86,7 +86,7 @@ def _cells(row: ModelRow) -> list[str]:
         markup.format_percent(row.answered.top1, 2),
         f"{100 * low:.1f} to {100 * high:.1f}",
         markup.format_percent(row.answered.top5, 2),
-        markup.format_decimal(row.answered.loss, 4),
+        markup.format_loss(row.answered.loss),
         f"{row.epochs:g}",
         str(row.answered.passes),
         markup.format_rate(row.answered.images_per_second),
