@@ -29,7 +29,8 @@ from benchmarks.harness import Options, write_results
 from benchmarks.measure import cpu_seconds, median_ratio, rate, resident_bytes
 from benchmarks.samples import read_archive, write_archive
 from podscale.config import RunConfig
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.model import build_classifier
 from podscale.prediction.predict import predicted_items

@@ -52,7 +52,8 @@ def export(
     plain: PlainSoftmax = False,
 ) -> None:
     """Export a trained model to one file, checked against PyTorch before it takes its name."""
-    from podscale.export.export_model import ExportOptions, export_model
+    from podscale.export.export_model import export_model
+    from podscale.export.export_options import ExportOptions
 
     options = ExportOptions(
         format=format_name,

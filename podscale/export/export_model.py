@@ -2,22 +2,24 @@
 
 exported = export_model("runs/digits", ExportOptions(format="onnx", preprocessing=True))
 print(exported.path, exported.agreement.largest_difference)
+
+`export_run` writes the files that a run document names, and registers them.
 """
 
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.config.export import CALIBRATION_IMAGES, CHECK_IMAGES, FILE_NAMES
+from podscale.config.export import FILE_NAMES
 from podscale.errors import InputError, PodscaleError
 from podscale.export.demo_page import build_demo_page
+from podscale.export.export_options import ExportFormat, ExportOptions, check_options, find_format
 from podscale.export.export_result import Agreement, Export, LogProbabilities, compare, log_probabilities
-from podscale.export.formats import ExportFormat, find_format
 from podscale.export.image_sample import ImageSample, load_sample
 from podscale.export.int8 import quantise
 from podscale.export.web_runtime import WebRuntime, load_web_runtime
@@ -32,35 +34,6 @@ from podscale.util.files import write_json
 from podscale.util.formatting import one_line
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of an export.
-
-    Args:
-        format: key of `FORMATS`.
-        out: file to write; None: export/model.SUFFIX in the run or model directory.
-        repository: folder in which REPOSITORY/RUN/1/model.onnx is written instead, as Triton and KServe read it.
-        preprocessing: uint8 NHWC in and probabilities out; else normalised float32 NCHW in and logits out.
-        int8: quantise weights and activations; ONNX alone.
-        images: locations of images for the check and the calibration; none: the shard set, else the digits.
-        shard_set: location of the run's shard set; None: the one in its workspace, if it is there.
-        limit: most images of the check.
-        calibration: most images of the calibration.
-        calibrate: divide the logits by the temperature that the run's evaluation fitted.
-    """
-
-    format: str = "onnx"
-    out: Path | None = None
-    repository: Path | None = None
-    preprocessing: bool = False
-    int8: bool = False
-    images: Sequence[str] = ()
-    shard_set: str | None = None
-    limit: int = CHECK_IMAGES
-    calibration: int = CALIBRATION_IMAGES
-    calibrate: bool = True
-
-
 def export_model(model: str | Path, options: ExportOptions | None = None) -> Export:
     """Export the model of a run or model directory, and write the report of its check beside the file.
 
@@ -71,7 +44,7 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
     if options.format == "html":
         options = replace(options, preprocessing=True)
     chosen = find_format(options.format)
-    _check_options(options, chosen)
+    check_options(options, chosen)
     opened = open_model(model, calibrate=options.calibrate)
     if opened.exported is not None:
         hint = "Name the directory of the run or of the model."
@@ -90,6 +63,37 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
             if options.format == "html" and target.parent == run.exports:
                 update_demo_link(run)
     return replace(export, written=target)
+
+
+def export_run(config: RunConfig, shard_set: str) -> Iterator[str]:
+    """Write each file of the export section and register them; yield a report of each. Raises as `export_model`.
+
+    Args:
+        shard_set: location of the shards, whose images check and calibrate.
+    """
+    run, section = RunDirectory.for_config(config), config.export
+    run.exports.mkdir(exist_ok=True)
+    exports: list[Export] = []
+    for name, file in zip(section.formats, section.file_names, strict=True):
+        options = ExportOptions(
+            format=name.removesuffix("-int8"),
+            out=run.exports / file,
+            preprocessing=section.preprocessing and name != "safetensors",
+            int8=name.endswith("-int8"),
+            shard_set=shard_set,
+            limit=section.images,
+            calibration=section.calibration_images,
+        )
+        exports.append(export_model(run.path, options))
+        yield exports[-1].to_text()
+    if section.mlflow_model is not None:
+        from podscale.export.mlflow_registry import register_exports
+
+        yield register_exports(config, exports)
+    if section.kubeflow.address is not None:
+        from podscale.export.kubeflow_registry import register_in_kubeflow
+
+        yield register_in_kubeflow(config, exports)
 
 
 class _Exporter:
@@ -195,25 +199,6 @@ class _Exporter:
             files = EvaluatedModel(written.parent, dict(self._metadata.description))
             return build_classifier(replace(self._model, files=files))
         return build_classifier(replace(self._model, exported=ExportedFile.open(written)))
-
-
-def _check_options(options: ExportOptions, chosen: ExportFormat) -> None:
-    for name in ("limit", "calibration"):
-        if getattr(options, name) < 1:
-            raise InputError("must be at least 1", field=f"--{name}", got=getattr(options, name))
-    if options.int8 and options.format not in ("onnx", "html"):
-        raise InputError("only ONNX files and pages", field="--int8", got=options.format, hint="Add --format onnx.")
-    if options.preprocessing and not chosen.takes_preprocessing:
-        hint = "Leave it out, or choose onnx, torch-export or torchscript."
-        raise InputError("the file has weights alone", field="--preprocessing", got=options.format, hint=hint)
-    if options.repository is not None and options.format != "onnx":
-        raise InputError("takes ONNX files only", field="--repository", got=options.format, hint="Add --format onnx.")
-    if options.repository is not None and options.out is not None:
-        raise InputError("names the file already", field="--repository", hint="Leave out --out.")
-    suffix = Path(FILE_NAMES[options.format]).suffix
-    if options.out is not None and options.out.suffix != suffix:
-        hint = f"End the name with {suffix}: commands know the format by it."
-        raise InputError(f"not the name of a {chosen.label} file", field="--out", got=str(options.out), hint=hint)
 
 
 def _in_fp32(model: PredictionModel) -> RunConfig:

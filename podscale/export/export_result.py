@@ -15,7 +15,7 @@ import numpy.typing as npt
 from podscale.config import RunConfig, data_fingerprint
 from podscale.data.decode import Pixels
 from podscale.errors import PodscaleError
-from podscale.export.formats import FORMATS
+from podscale.export.export_options import FORMATS
 from podscale.export.image_sample import ImageSample
 from podscale.prediction.exported_file import ExportMetadata
 from podscale.prediction.model import Classifier

@@ -203,7 +203,7 @@ def detached_report(config: RunConfig) -> str:
 
 def export(config: RunConfig, shard_set: str) -> StageOutcome:
     """Write the exported files of the document to <run>/export, each compared with the model."""
-    from podscale.export.run_exports import export_run
+    from podscale.export.export_model import export_run
 
     with stage_outcomes.stage_once(config, "export", shard_set) as stage:
         if stage.finished is None:

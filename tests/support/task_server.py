@@ -33,7 +33,7 @@ PRELOADED = (
     "podscale.kubernetes.client",
     "podscale.kubernetes.run_stage",
     "podscale.launch.supervisor",
-    "podscale.report",
+    "podscale.report.page",
     "podscale.stages.launcher_process",
 )
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import podscale
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.launch.process_cleanup import start_bound
 from podscale.runs.user_code import user_code
 from tests.support.refusals import refused

@@ -9,7 +9,8 @@ import pytest
 
 from podscale.config import load, loads
 from podscale.data.shard_set import ShardSet
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.export.export_result import log_probabilities
 from podscale.prediction.exported_file import ExportedFile
 from podscale.prediction.image_inputs import EncodedImage

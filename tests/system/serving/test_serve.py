@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictOptions
 from podscale.prediction.writers import row_of

@@ -20,8 +20,8 @@ STANDINS = {
     "podscale.kubernetes.run_stage": HERE / "standin_run_stage.py",
     "podscale.report.model_card": HERE / "standin_card.py",
     "podscale.evaluation.evaluation_json": HERE / "standin_evaluation.py",
-    "podscale.report": HERE / "standin_report.py",
-    "podscale.export.run_exports": HERE / "standin_export.py",
+    "podscale.report.page": HERE / "standin_report.py",
+    "podscale.export.export_model": HERE / "standin_export.py",
 }
 
 

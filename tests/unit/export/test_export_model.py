@@ -19,7 +19,8 @@ from safetensors import safe_open
 import podscale
 from podscale.config import data_fingerprint, dumps
 from podscale.errors import InputError, PodscaleError
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.export.export_result import Export
 from podscale.prediction import model as prediction_model
 from podscale.prediction.predict import predict

@@ -13,7 +13,8 @@ import pytest
 from podscale.config import RunConfig, dumps, loads
 from podscale.errors import InputError, PodscaleError
 from podscale.export import model_registry_client
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.export.export_result import Export
 from podscale.export.kubeflow_registry import register_in_kubeflow, workspace_uri
 from podscale.runs import RunDirectory

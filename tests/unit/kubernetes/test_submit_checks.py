@@ -27,18 +27,18 @@ def _complete(cluster: FakeCluster) -> None:
     cluster.put("localqueues", {"metadata": {"name": "lq"}, "spec": {"clusterQueue": "cq"}})
 
 
-def look_ahead(api: ClusterClient, *changes: str) -> None:
+def check(api: ClusterClient, *changes: str) -> None:
     check_before_submit(api, config.load(None, (*DOCUMENT, *changes)), STAGES)
 
 
 def errors(api: ClusterClient, *changes: str) -> list[InputError]:
     with pytest.raises(InputError) as caught:
-        look_ahead(api, *changes)
+        check(api, *changes)
     return list(caught.value.errors) if isinstance(caught.value, InputErrors) else [caught.value]
 
 
 def test_a_complete_cluster_is_accepted_with_few_requests(api: ClusterClient, cluster: FakeCluster) -> None:
-    look_ahead(api)
+    check(api)
     assert api.requests <= 7
     assert {seen.method for seen in cluster.seen} == {"GET"}
 
@@ -126,12 +126,12 @@ def test_what_may_not_be_read_is_left_out(api: ClusterClient, cluster: FakeClust
         for thing in cluster.all(plural):
             cluster.remove(plural, thing["metadata"]["name"])
     cluster.denied |= {("get", plural) for plural in plurals}
-    look_ahead(api)
+    check(api)
 
 
 def test_an_older_kueue_is_no_error(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kueue.x-k8s.io/v1beta1"] = cluster.kinds.pop("kueue.x-k8s.io/v1beta2")
-    look_ahead(api)
+    check(api)
 
 
 def test_the_queue_counts_for_ranks_only(api: ClusterClient, cluster: FakeCluster) -> None:

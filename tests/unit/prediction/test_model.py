@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from podscale.errors import InputError
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.prediction.model import PredictionModel, build_classifier, open_model_at
 from podscale.runs.user_code import MODEL_CODE
 from podscale.serving.app import describe_model

@@ -9,7 +9,8 @@ import pytest
 
 from podscale.cli import main
 from podscale.errors import InputError
-from podscale.export.export_model import ExportOptions, export_model
+from podscale.export.export_model import export_model
+from podscale.export.export_options import ExportOptions
 from podscale.prediction import parts
 from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.merge_parts import merge_parts
