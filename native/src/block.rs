@@ -1,10 +1,28 @@
 //! Blocks of 8 x 8 samples: their coefficients from Huffman codes, and their samples.
 
 use crate::header::{Header, NATURAL, RawTable};
-use crate::huffman::{BitReader, Coded, END_OF_BLOCK, Table};
+use crate::huffman::{BitReader, END_OF_BLOCK, SYMBOLS, Table};
 use crate::idct::{LARGEST_SUM, MAX_STEP, SAFE_SUM, dc_sample, idct_checked};
 use crate::kernels::Kernels;
 use crate::refusal::Refusal;
+
+/// AC symbols that one refill is enough for, besides the DC symbol.
+const AC_SYMBOLS: usize = SYMBOLS - 1;
+
+/// End of a block, as a position in zigzag order from 1.
+const END: usize = 64;
+
+/// Natural position by the position in zigzag order from 1; 0 for positions behind the end of a block. The DC coefficient,
+/// which is there, is set last.
+const PLACES: [u8; 256] = {
+    let mut places = [0; 256];
+    let mut position = 0;
+    while position < END {
+        places[position + 1] = NATURAL[position];
+        position += 1;
+    }
+    places
+};
 
 /// Coefficients of a block or their quantisation steps, in natural order.
 #[repr(align(32))]
@@ -18,10 +36,10 @@ impl Default for Block {
 }
 
 impl Block {
-    /// Set a coefficient by its position in zigzag order, which is below 64.
+    /// Set a coefficient by its position in zigzag order from 1, which is below 256.
     #[inline(always)]
-    fn set(&mut self, position: usize, value: i32) {
-        self.0[usize::from(NATURAL[position & 63] & 63)] = value as i16;
+    fn set(&mut self, at: usize, value: i32) {
+        self.0[usize::from(PLACES[at & 255] & 63)] = value as i16;
     }
 
     /// Set the DC coefficient. Refuses one whose magnitude does not fit into 16 bits.
@@ -67,7 +85,7 @@ impl Tables {
                 if step > MAX_STEP {
                     return Err(Refusal::Format);
                 }
-                steps.set(position, i32::from(step));
+                steps.set(position + 1, i32::from(step));
             }
         }
         Ok(std::array::from_fn(|number| Codes {
@@ -97,101 +115,88 @@ fn fill(
     Ok(slots)
 }
 
-/// Read a block of two readers of the same data, a symbol of each in turn, so that the processor overlaps their table
+/// Read the blocks at two positions of the data, a symbol of each in turn, so that the processor overlaps their table
 /// lookups.
 #[inline(always)]
 pub fn read_pair(
     data: &[u8],
-    readers: (&mut BitReader, &mut BitReader),
+    positions: (&mut usize, &mut usize),
     codes: &Codes,
     predictors: (&mut i32, &mut i32),
 ) -> Result<(Block, Block), Refusal> {
     let mut blocks = (Block::default(), Block::default());
-    let (mut a, mut b) = (*readers.0, *readers.1);
-    a.refill(data);
-    b.refill(data);
-    read_dc(&mut a, codes, predictors.0, &mut blocks.0, data)?;
-    read_dc(&mut b, codes, predictors.1, &mut blocks.1, data)?;
-    let (mut at_a, mut at_b) = (0, 0);
-    let (mut symbol_a, mut symbol_b);
-    loop {
-        // One refill for two symbols; the DC symbol was the first.
-        symbol_a = a.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        symbol_b = b.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        at_a += symbol_a.advance;
-        at_b += symbol_b.advance;
-        if at_a.max(at_b) >= 63 {
-            break;
+    let mut a = BitReader::at(*positions.0, data).ok_or(Refusal::Data)?;
+    let mut b = BitReader::at(*positions.1, data).ok_or(Refusal::Data)?;
+    *predictors.0 = predictors.0.wrapping_add(read_dc(&mut a, codes)?);
+    *predictors.1 = predictors.1.wrapping_add(read_dc(&mut b, codes)?);
+    let (mut at_a, mut at_b) = (1, 1);
+    'blocks: loop {
+        for _ in 0..AC_SYMBOLS {
+            read_ac(&mut a, codes, &mut at_a, &mut blocks.0)?;
+            read_ac(&mut b, codes, &mut at_b, &mut blocks.1)?;
+            if at_a | at_b >= END {
+                break 'blocks;
+            }
         }
-        blocks.0.set(at_a, symbol_a.value);
-        blocks.1.set(at_b, symbol_b.value);
-        a.refill(data);
-        b.refill(data);
-        symbol_a = a.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        symbol_b = b.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        at_a += symbol_a.advance;
-        at_b += symbol_b.advance;
-        if at_a.max(at_b) >= 63 {
-            break;
-        }
-        blocks.0.set(at_a, symbol_a.value);
-        blocks.1.set(at_b, symbol_b.value);
+        a.refill();
+        b.refill();
     }
-    finish_block(data, &mut a, codes, at_a, symbol_a, &mut blocks.0)?;
-    finish_block(data, &mut b, codes, at_b, symbol_b, &mut blocks.1)?;
-    (*readers.0, *readers.1) = (a, b);
+    finish_block(&mut a, codes, at_a, &mut blocks.0)?;
+    finish_block(&mut b, codes, at_b, &mut blocks.1)?;
+    blocks.0.set_dc(*predictors.0)?;
+    blocks.1.set_dc(*predictors.1)?;
+    (*positions.0, *positions.1) = (a.end(*positions.0), b.end(*positions.1));
     Ok(blocks)
 }
 
+/// Read the difference of the DC value.
 #[inline(always)]
-fn read_dc(
-    bits: &mut BitReader,
-    codes: &Codes,
-    predictor: &mut i32,
-    block: &mut Block,
-    data: &[u8],
-) -> Result<(), Refusal> {
-    let difference = bits.symbol(codes.dc, data).ok_or(Refusal::Data)?.value;
-    *predictor = predictor.wrapping_add(difference);
-    block.set_dc(*predictor)
+fn read_dc(bits: &mut BitReader, codes: &Codes) -> Result<i32, Refusal> {
+    Ok(bits.symbol(codes.dc).ok_or(Refusal::Data)?.value)
 }
 
-/// Read the rest of a block, from a symbol on that was read last.
+/// Read an AC symbol and move `at`, the position in zigzag order, from 1, by its advance.
 #[inline(always)]
-fn finish_block(
-    data: &[u8],
-    bits: &mut BitReader,
-    codes: &Codes,
-    mut position: usize,
-    mut symbol: Coded,
-    block: &mut Block,
-) -> Result<(), Refusal> {
-    while position < 63 {
-        block.set(position, symbol.value);
-        bits.refill(data);
-        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        position += symbol.advance;
-    }
-    if position == 63 {
-        block.set(63, symbol.value);
-    } else if symbol.advance != END_OF_BLOCK {
-        return Err(Refusal::Data); // libjpeg would write to the last position
-    }
+fn read_ac(bits: &mut BitReader, codes: &Codes, at: &mut usize, block: &mut Block) -> Result<(), Refusal> {
+    let symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+    *at += symbol.advance;
+    block.set(*at, symbol.value);
     Ok(())
+}
+
+/// Read the rest of a block from a position on.
+#[inline(always)]
+fn finish_block(bits: &mut BitReader, codes: &Codes, mut at: usize, block: &mut Block) -> Result<(), Refusal> {
+    'block: while at < END {
+        bits.refill();
+        for _ in 0..AC_SYMBOLS {
+            read_ac(bits, codes, &mut at, block)?;
+            if at >= END {
+                break 'block;
+            }
+        }
+    }
+    check_end(at)
+}
+
+/// Refuse a block whose last coefficient lies behind its end, where libjpeg would write to the last position.
+#[inline(always)]
+fn check_end(at: usize) -> Result<(), Refusal> {
+    if (END + 1..END_OF_BLOCK).contains(&at) { Err(Refusal::Data) } else { Ok(()) }
 }
 
 /// Read a block and write its samples.
 #[inline(always)]
 pub fn decode_block<K: Kernels>(
     data: &[u8],
-    reader: &mut BitReader,
+    position: &mut usize,
     codes: &Codes,
     predictor: &mut i32,
     samples: &mut [u8],
     stride: usize,
 ) -> Result<(), Refusal> {
     let mut block = Block::default();
-    read_coefficients(data, reader, codes, predictor, &mut block)?;
+    read_coefficients(data, position, codes, predictor, &mut block)?;
     write_block::<K>(&mut block, codes.steps, samples, stride)
 }
 
@@ -199,12 +204,12 @@ pub fn decode_block<K: Kernels>(
 #[inline(always)]
 pub fn read_coefficients(
     data: &[u8],
-    reader: &mut BitReader,
+    position: &mut usize,
     codes: &Codes,
     predictor: &mut i32,
     block: &mut Block,
 ) -> Result<(), Refusal> {
-    let difference = read_block(data, reader, codes, |position, value| block.set(position, value))?;
+    let difference = read_block(data, position, codes, |at, value| block.set(at, value))?;
     *predictor = predictor.wrapping_add(difference);
     block.set_dc(*predictor)
 }
@@ -238,47 +243,36 @@ pub fn write_block<K: Kernels>(
 
 /// Read a block of which nothing is needed.
 #[inline(always)]
-pub fn pass_block(data: &[u8], reader: &mut BitReader, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
-    let difference = read_block(data, reader, codes, |_, _| ())?;
+pub fn pass_block(data: &[u8], position: &mut usize, codes: &Codes, predictor: &mut i32) -> Result<(), Refusal> {
+    let difference = read_block(data, position, codes, |_, _| ())?;
     *predictor = predictor.wrapping_add(difference);
     Ok(())
 }
 
-/// Read a block: call `coefficient` with the position in zigzag order and the value of its AC coefficients, some of
-/// which are 0. Returns the difference of the DC value.
+/// Read a block: call `coefficient` with the position in zigzag order, from 1, and the value of its AC coefficients, some
+/// of which are 0; the last position may lie behind the end of the block. Returns the difference of the DC value.
 #[inline(always)]
 fn read_block(
     data: &[u8],
-    reader: &mut BitReader,
+    position: &mut usize,
     codes: &Codes,
     mut coefficient: impl FnMut(usize, i32),
 ) -> Result<i32, Refusal> {
-    let mut bits = *reader; // in registers
-    bits.refill(data);
-    let difference = bits.symbol(codes.dc, data).ok_or(Refusal::Data)?.value;
-    let mut position = 0;
-    // One refill for two symbols; the DC symbol was the first.
-    let mut symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-    loop {
-        position += symbol.advance;
-        if position >= 63 {
-            break;
+    let mut bits = BitReader::at(*position, data).ok_or(Refusal::Data)?;
+    let difference = read_dc(&mut bits, codes)?;
+    let mut at = 1;
+    'block: loop {
+        for _ in 0..AC_SYMBOLS {
+            let symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
+            at += symbol.advance;
+            coefficient(at, symbol.value);
+            if at >= END {
+                break 'block;
+            }
         }
-        coefficient(position, symbol.value);
-        bits.refill(data);
-        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
-        position += symbol.advance;
-        if position >= 63 {
-            break;
-        }
-        coefficient(position, symbol.value);
-        symbol = bits.symbol(codes.ac, data).ok_or(Refusal::Data)?;
+        bits.refill();
     }
-    *reader = bits;
-    if position == 63 {
-        coefficient(63, symbol.value);
-    } else if symbol.advance != END_OF_BLOCK {
-        return Err(Refusal::Data); // libjpeg would write to the last position
-    }
+    *position = bits.end(*position);
+    check_end(at)?;
     Ok(difference)
 }

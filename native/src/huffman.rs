@@ -19,8 +19,9 @@ const READ_VALUE: Entry = 1 << 7;
 /// Entry if the code is longer than a lookup.
 const LONG_CODE: Entry = READ_VALUE;
 
-/// Bits of the code and the value of any symbol that a lookup finds, at most.
-const LOOKED_UP_BITS: u32 = LOOK + 15;
+/// Symbols that one refill is enough for.
+pub const SYMBOLS: usize = 5;
+const _: () = assert!(SYMBOLS as u32 * LOOK <= 57);
 
 pub struct Table {
     lookup: [Entry; 1 << LOOK],
@@ -136,14 +137,22 @@ fn extend(bits: i32, size: u32) -> i32 {
     if size > 0 && bits >> (size - 1) == 0 { bits + 1 - (1 << size) } else { bits }
 }
 
-/// Reader of the bits of data without stuffing, most significant first. Behind the end of a segment it reads what
-/// follows, or zeros: compare `position` with the segment's end. The data is not part of it, so that several readers of
-/// the same data need fewer registers.
-#[derive(Clone, Copy, Default)]
-pub struct BitReader {
-    next: usize,
+/// Bytes of the longest block, and of a refill behind it.
+pub const WINDOW: usize = MASK + 1 + 8;
+
+/// Largest place of a refill in the window. A block has at most 7 + 64 * 31 bits from there.
+const MASK: usize = 255;
+
+/// Reader of the bits of one block from data without stuffing, most significant first. Behind the end of a segment it
+/// reads what follows, or zeros: compare the position with the segment's end.
+pub struct BitReader<'a> {
+    window: &'a [u8; WINDOW],
+    /// The next bits; at least 57 after a refill.
     buffer: u64,
-    bits: u32,
+    /// Bits of the window before the last refill.
+    position: usize,
+    /// Sum of the entries since then. Its last 6 bits are the bits read.
+    entries: Entry,
 }
 
 /// Symbol with its value.
@@ -152,70 +161,55 @@ pub struct Coded {
     pub value: i32,
 }
 
-impl BitReader {
-    /// Begin behind the first `position` bits.
-    pub fn at(position: usize, data: &[u8]) -> Self {
-        let mut reader = BitReader { next: position / 8, buffer: 0, bits: 0 };
-        reader.refill(data);
-        reader.buffer <<= position % 8;
-        reader.bits -= (position % 8) as u32;
-        reader
-    }
-
-    /// Bits read so far.
-    pub fn position(&self) -> usize {
-        8 * self.next - self.bits as usize
-    }
-
-    /// Fill the buffer to at least 56 bits.
+impl<'a> BitReader<'a> {
+    /// Begin behind the first `position` bits. None: the data ended before.
     #[inline(always)]
-    pub fn refill(&mut self, data: &[u8]) {
-        let word = match data.get(self.next..self.next + 8) {
-            Some(bytes) => u64::from_be_bytes(bytes.try_into().unwrap_or_default()),
-            None => self.last_bytes(data),
-        };
-        self.buffer |= word >> self.bits;
-        self.next += ((63 - self.bits) >> 3) as usize;
-        self.bits |= 56;
+    pub fn at(position: usize, data: &'a [u8]) -> Option<Self> {
+        let window = data.get(position / 8..)?.first_chunk()?;
+        let mut reader = BitReader { window, buffer: 0, position: position % 8, entries: 0 };
+        reader.refill();
+        Some(reader)
     }
 
-    #[cold]
-    fn last_bytes(&self, data: &[u8]) -> u64 {
-        let mut bytes = [0; 8];
-        if let Some(rest) = data.get(self.next..) {
-            let count = rest.len().min(8);
-            bytes[..count].copy_from_slice(&rest[..count]);
-        }
-        u64::from_be_bytes(bytes)
-    }
-
-    /// Decode a symbol. Two of them need at most one `refill`, which must come before the first.
+    /// Return the position behind a block that began at `begin`.
     #[inline(always)]
-    pub fn symbol(&mut self, table: &Table, data: &[u8]) -> Option<Coded> {
-        const { assert!(2 * LOOKED_UP_BITS <= 56) };
+    pub fn end(&self, begin: usize) -> usize {
+        begin - begin % 8 + self.position + (self.entries & 63) as usize
+    }
+
+    /// Fill the buffer to at least 57 bits.
+    #[inline(always)]
+    pub fn refill(&mut self) {
+        self.position += (self.entries & 63) as usize;
+        self.entries = 0;
+        let at = (self.position / 8) & MASK;
+        let bytes: &[u8; 8] = self.window[at..].first_chunk().unwrap_or(&[0; 8]);
+        self.buffer = u64::from_be_bytes(*bytes) << (self.position % 8);
+    }
+
+    /// Decode a symbol. A `refill` must come before every `SYMBOLS` symbols.
+    #[inline(always)]
+    pub fn symbol(&mut self, table: &Table) -> Option<Coded> {
         let entry = table.lookup[(self.buffer >> (64 - LOOK)) as usize];
         if entry & READ_VALUE != 0 {
-            return self.symbol_with_value(table, entry, data);
+            return self.symbol_with_value(table, entry);
         }
         self.skip(entry);
         Some(Coded { advance: (entry >> 8 & 0xFF) as usize, value: entry as i32 >> 16 })
     }
 
-    /// Read a symbol whose value is not in the lookup.
+    /// Read a symbol whose value is not in the lookup, so that it may have more bits than a lookup.
     #[inline(always)]
-    fn symbol_with_value(&mut self, table: &Table, mut entry: Entry, data: &[u8]) -> Option<Coded> {
-        let is_long = entry == LONG_CODE;
-        if is_long {
-            self.refill(data);
+    fn symbol_with_value(&mut self, table: &Table, mut entry: Entry) -> Option<Coded> {
+        self.refill();
+        if entry == LONG_CODE {
             entry = table.long_code((self.buffer >> 48) as u32)?;
         }
         let (total, size) = (entry & 63, entry >> 16 & 15);
         let rest = self.buffer << (total - size);
         let value = extend((rest >> 1 >> (63 - size)) as i32, size);
         self.skip(entry);
-        if is_long {
-            self.refill(data);
-        }
+        self.refill();
         Some(Coded { advance: (entry >> 8 & 0xFF) as usize, value })
     }
 
@@ -223,6 +217,6 @@ impl BitReader {
     #[inline(always)]
     fn skip(&mut self, entry: Entry) {
         self.buffer <<= entry & 63;
-        self.bits -= entry & 63;
+        self.entries = self.entries.wrapping_add(entry);
     }
 }

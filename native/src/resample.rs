@@ -71,6 +71,8 @@ pub struct Axis {
     /// `weights` >> LOW, and the rest.
     high: Vec<i16>,
     low: Vec<i16>,
+    /// Weights as bytes, `weight = (a << 16) + (b << 8) + c`: for GROUP taps the c, then the b, then the a.
+    digits: Vec<[i8; 3 * GROUP]>,
     exact: Vec<f64>,
 }
 
@@ -96,6 +98,8 @@ impl Axis {
         }
         self.weights.clear();
         self.weights.resize(size, 0);
+        self.digits.clear();
+        self.digits.resize(size / GROUP, [0; 3 * GROUP]);
         self.exact.resize(self.taps, 0.0);
         self.source = from..0;
         for (slot, output) in wanted.enumerate() {
@@ -116,6 +120,10 @@ impl Axis {
                 self.weights[at + tap] = fixed;
                 self.high[at + tap] = (fixed >> LOW) as i16;
                 self.low[at + tap] = (fixed & ((1 << LOW) - 1)) as i16;
+                let group = &mut self.digits[(at + tap) / GROUP];
+                for (digit, value) in digits(fixed).into_iter().enumerate() {
+                    group[GROUP * digit + tap % GROUP] = value;
+                }
             }
             self.bounds.push((first as u32, (end - first) as u32));
             self.source = self.source.start.min(first)..self.source.end.max(end);
@@ -134,6 +142,16 @@ impl Axis {
     pub fn row_slack(&self) -> usize {
         4 * self.taps + SLACK
     }
+}
+
+/// Return the digits of a weight to base 256, the last one first; each is from -128 to 127. The magnitude of a weight is
+/// far below 127 << 16, because no share is above 1.2.
+#[inline(always)]
+fn digits(weight: i32) -> [i8; 3] {
+    let last = weight as i8;
+    let rest = (weight - i32::from(last)) >> 8;
+    let middle = rest as i8;
+    [last, middle, ((rest - i32::from(middle)) >> 8) as i8]
 }
 
 #[inline(always)]

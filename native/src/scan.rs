@@ -5,7 +5,6 @@ use std::ops::Range;
 use crate::block::{Block, Codes, Tables, decode_block, pass_block, read_coefficients, read_pair, write_block};
 use crate::coefficients::{GROUP, Packer};
 use crate::header::Header;
-use crate::huffman::BitReader;
 use crate::index::{Builder, Cursor, State};
 use crate::kernels::Kernels;
 use crate::memory::reserve;
@@ -66,7 +65,8 @@ pub struct Scan<'a> {
     components: usize,
     luma_blocks: (usize, usize),
     data: &'a [u8],
-    reader: BitReader,
+    /// Bits of the data read so far.
+    position: usize,
     segment: usize,
     /// End of the segment in the data, bytes.
     segment_end: usize,
@@ -191,7 +191,7 @@ impl<'a> Scan<'a> {
             components: header.frame.sampling.components(),
             luma_blocks: header.frame.sampling.luma_blocks(),
             data: segments.bytes(),
-            reader: BitReader::default(),
+            position: 0,
             segment: 0,
             segment_end: segments.range(0).end,
             next_mcu: 0,
@@ -224,7 +224,7 @@ impl<'a> Scan<'a> {
 
     /// Refuse data that ended before the blocks that were read from it.
     fn check(&self) -> Result<(), Refusal> {
-        if self.reader.position() > 8 * self.segment_end { Err(Refusal::Data) } else { Ok(()) }
+        if self.position > 8 * self.segment_end { Err(Refusal::Data) } else { Ok(()) }
     }
 
     /// Begin to read MCUs, at most those before `end`. Returns the MCU at which the reading must stop: there a segment
@@ -240,7 +240,7 @@ impl<'a> Scan<'a> {
     /// Begin the next segment if all MCUs of the present one are read.
     fn end_segment(&mut self) -> Result<(), Refusal> {
         if self.next_mcu == (self.segment + 1) * self.interval {
-            if self.reader.position().div_ceil(8) != self.segment_end {
+            if self.position.div_ceil(8) != self.segment_end {
                 return Err(Refusal::Data);
             }
             self.begin(self.segment + 1);
@@ -250,14 +250,14 @@ impl<'a> Scan<'a> {
 
     fn begin(&mut self, segment: usize) {
         let range = self.segments.range(segment);
-        self.reader = BitReader::at(8 * range.start, self.data);
+        self.position = 8 * range.start;
         (self.segment, self.segment_end) = (segment, range.end);
         (self.next_mcu, self.predictors) = (segment * self.interval, [0; 3]);
     }
 
     /// Return the state before the next MCU.
     fn state(&self) -> State {
-        State { position: self.reader.position(), predictors: self.predictors }
+        State { position: self.position, predictors: self.predictors }
     }
 
     /// Refuse an index that has another state at the next MCU.
@@ -307,7 +307,7 @@ impl<'a> Scan<'a> {
         if !(8 * range.start..=8 * range.end).contains(&state.position) {
             return Err(Refusal::Index);
         }
-        self.reader = BitReader::at(state.position, self.data);
+        self.position = state.position;
         (self.segment, self.segment_end) = (segment, range.end);
         (self.next_mcu, self.predictors) = (mcu, state.predictors);
         cursor.advance();
@@ -332,10 +332,10 @@ impl<'a> Scan<'a> {
         while self.next_mcu < stop {
             self.next_mcu += 1;
             for _ in 0..h * v {
-                pass_block(self.data, &mut self.reader, &self.codes[0], &mut self.predictors[0])?;
+                pass_block(self.data, &mut self.position, &self.codes[0], &mut self.predictors[0])?;
             }
             for component in 1..self.components {
-                pass_block(self.data, &mut self.reader, &self.codes[component], &mut self.predictors[component])?;
+                pass_block(self.data, &mut self.position, &self.codes[component], &mut self.predictors[component])?;
             }
         }
         Ok(())
@@ -351,7 +351,7 @@ impl<'a> Scan<'a> {
                 let (codes, predictor) = (&self.codes[component], &mut self.predictors[component]);
                 for _ in 0..if component == 0 { h * v } else { 1 } {
                     let mut block = Block::default();
-                    read_coefficients(self.data, &mut self.reader, codes, predictor, &mut block)?;
+                    read_coefficients(self.data, &mut self.position, codes, predictor, &mut block)?;
                     packer.push(&block);
                 }
             }
@@ -377,7 +377,7 @@ impl<'a> Scan<'a> {
                     let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
                     for x in 0..h {
                         let samples = &mut plane.samples[begin + 8 * x..];
-                        decode_block::<K>(self.data, &mut self.reader, codes, predictor, samples, plane.stride)?;
+                        decode_block::<K>(self.data, &mut self.position, codes, predictor, samples, plane.stride)?;
                     }
                 }
             }
@@ -430,7 +430,7 @@ pub fn decode_pairs<K: Kernels>(
                 let begin = (row * v + y) * 8 * plane.stride + 8 * h * column;
                 for x in 0..h {
                     let predictors = (&mut a.predictors[component], &mut b.predictors[component]);
-                    let mut blocks = read_pair(a.data, (&mut a.reader, &mut b.reader), codes, predictors)?;
+                    let mut blocks = read_pair(a.data, (&mut a.position, &mut b.position), codes, predictors)?;
                     let samples = &mut plane.samples[begin + 8 * x..];
                     write_block::<K>(&mut blocks.0, codes.steps(), samples, plane.stride)?;
                     write_block::<K>(&mut blocks.1, codes.steps(), &mut samples[8 * v * plane.stride..], plane.stride)?;

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use crate::huffman::WINDOW;
 use crate::refusal::Refusal;
 
 /// Data of a scan, kept between images so that it is allocated once.
 #[derive(Default)]
 pub struct Segments {
+    /// All segments, and zeros behind them for a reader at the end.
     bytes: Vec<u8>,
     /// End of each segment in `bytes`.
     ends: Vec<usize>,
@@ -16,7 +18,7 @@ impl Segments {
     /// Copy the data of a scan. Refuses markers other than restart markers in their order.
     pub fn fill(&mut self, scan: &[u8]) -> Result<(), Refusal> {
         self.bytes.clear();
-        self.bytes.reserve(scan.len() + 8);
+        self.bytes.reserve(scan.len() + WINDOW);
         self.ends.clear();
         let mut rest = scan;
         while let Some(at) = memchr::memchr(0xFF, rest) {
@@ -32,6 +34,7 @@ impl Segments {
         }
         self.bytes.extend_from_slice(rest);
         self.ends.push(self.bytes.len());
+        self.bytes.resize(self.bytes.len() + WINDOW, 0);
         Ok(())
     }
 
@@ -39,7 +42,7 @@ impl Segments {
         self.ends.len()
     }
 
-    /// Return the data of all segments.
+    /// Return the data of all segments, with `WINDOW` zeros behind it.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

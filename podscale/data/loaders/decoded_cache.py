@@ -190,7 +190,8 @@ class DecodedCache:
 
     def has_room(self, row: int) -> bool:
         """Return True if the pixels of an image fit now."""
-        return self._pixel_bytes(row) <= self._store.free_bytes
+        free = self._store.free_bytes
+        return free > 0 and self._pixel_bytes(row) <= free
 
     def coefficient_limit(self, row: int) -> int:
         """Return the bytes that the coefficients of an image may have: those of its pixels, and those that are free."""
