@@ -32,8 +32,7 @@ from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.server import MetricsServer
 from podscale.training.step_timer import StepTimer
-from podscale.training.telemetry_files import open_goodput_tracker
-from podscale.training.training_logger import TrainingLogger
+from podscale.training.training_logger import TrainingLogger, open_goodput_tracker
 
 WARM_STEPS = 44
 """First steps, not measured: they fill caches and choose kernels."""

@@ -10,8 +10,7 @@ from podscale.data.step_positions import step_positions
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.stages.known_data import known_data, start_problems
 from podscale.training import schedules
-from podscale.training.memory_check import DEFAULT_CLASSES, model_problem
-from podscale.training.memory_estimate import estimate_memory
+from podscale.training.preflight import DEFAULT_CLASSES, estimate_memory, model_problem
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
 

@@ -28,7 +28,7 @@ from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
 from podscale.jax.worker import device_kind
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
-from podscale.training.telemetry_files import open_training_logger
+from podscale.training.training_logger import open_training_logger
 from podscale.training.worker_stages import open_checkpoint_store
 from podscale.util import env, host_info
 from podscale.util.files import write_json

@@ -33,7 +33,7 @@ from podscale.pytorch.trainer import PyTorchTrainer, build_trainer
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.runs import RunDirectory
 from podscale.training.step_timer import PhaseTimer
-from podscale.training.telemetry_files import open_training_logger
+from podscale.training.training_logger import open_training_logger
 from podscale.training.worker_stages import open_checkpoint_store
 from podscale.util.files import write_json
 from podscale.util.processes import exit_with_parent

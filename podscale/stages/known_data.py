@@ -11,7 +11,7 @@ from podscale.errors import InputError
 from podscale.export.web_runtime import runtime_problems
 from podscale.runs import RunDirectory, dataset_directory, stage_outcomes
 from podscale.runs.checkpoint.format import complete_entries
-from podscale.training.memory_check import training_problems
+from podscale.training.preflight import training_problems
 
 
 def start_problems(config: RunConfig, target: Literal["here", "containers"], *, fresh: bool) -> Iterator[InputError]:

@@ -325,7 +325,7 @@ def _supervise_with_code(
 
 def _training_problems(config: RunConfig, target: str) -> Iterator[InputError]:
     """Yield problems of the model and of the memory; a pod has the memory that its job requests."""
-    from podscale.training.memory_check import DEFAULT_CLASSES, model_problem, training_problems
+    from podscale.training.preflight import DEFAULT_CLASSES, model_problem, training_problems
 
     if target == "here":
         yield from training_problems(config)

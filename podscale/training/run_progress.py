@@ -17,7 +17,7 @@ class RunProgress:
         skipped_in_a_row: masked steps since the last finite one.
         evaluated: step of the newest evaluation; -1 if there was none.
         evaluation: top1, top5 and loss of the newest evaluation.
-        origin: provenance of the initial weights, if they come from another run (see `model_weights`).
+        origin: provenance of the initial weights, unless they are random (see `initial_weights`).
     """
 
     step: int = 0

@@ -19,9 +19,8 @@ from podscale.telemetry.events import EventLog
 from podscale.telemetry.metrics import EvaluationMetrics
 from podscale.telemetry.registry import SnapshotWriter, snapshot_path
 from podscale.training.step_plan import StepPlan
-from podscale.training.telemetry_files import open_training_logger
 from podscale.training.trainer import Evaluator, Trainer, TrainResult
-from podscale.training.training_logger import TrainingLogger
+from podscale.training.training_logger import TrainingLogger, open_training_logger
 from podscale.util import env
 
 

@@ -68,7 +68,7 @@ def _train_here(
     from podscale.distributed.worker_env import WorkerEnv
     from podscale.pytorch.trainer import build_trainer
     from podscale.runs import RunDirectory
-    from podscale.training.telemetry_files import open_training_logger
+    from podscale.training.training_logger import open_training_logger
     from podscale.training.worker_stages import open_checkpoint_store
 
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)

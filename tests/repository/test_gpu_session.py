@@ -54,7 +54,7 @@ assert main(["bench", "input", "--source", "digits", "--loaders", "reference", "
 assert main(["doctor", "--workspace", "/tmp", "--json"]) in (0, 2)
 import podscale.bench.sweep, podscale.pytorch.throughput_benchmark, podscale.pytorch.link_benchmark
 import podscale.pytorch.input_benchmark
-import podscale.pytorch.trainer, podscale.training.telemetry_files, podscale.data.loaders.build_loader
+import podscale.pytorch.trainer, podscale.training.training_logger, podscale.data.loaders.build_loader
 """
 
 

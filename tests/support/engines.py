@@ -13,8 +13,8 @@ from podscale.distributed.worker_env import RankEnv, WorkerEnv
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from podscale.telemetry.events import filter_replays, read_records
-from podscale.training.telemetry_files import open_training_logger
 from podscale.training.trainer import Trainer, TrainResult
+from podscale.training.training_logger import open_training_logger
 from podscale.training.worker_stages import open_checkpoint_store
 
 Prepare = Callable[[Any], None]

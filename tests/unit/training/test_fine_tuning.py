@@ -8,7 +8,7 @@ from podscale import models
 from podscale.config import ModelSection, RunConfig, load
 from podscale.config.train import TrainSection
 from podscale.training.fine_tuning import frozen_names, head_names, layer_depths, learning_rate_scales
-from podscale.training.memory_check import model_problem
+from podscale.training.preflight import model_problem
 from tests.support.refusals import refused
 
 RESNET = ModelSection(name="resnet18")

@@ -18,7 +18,7 @@ from podscale.pytorch.batch_norm.convert import convert_batch_norm
 from podscale.pytorch.models import build_model
 from podscale.pytorch.models.external import find_factory
 from podscale.pytorch.models.state import model_arrays
-from podscale.training.memory_check import model_problem
+from podscale.training.preflight import model_problem
 from podscale.training.param_layout import param_options
 
 USER = "python:tests.support.user_models"
