@@ -102,8 +102,8 @@ def test_ranks_of_unequal_batches_are_normalised_as_one_batch(world: Any, channe
     """Kernels and message of two ranks with 3 and 5 images, run one after the other on this device."""
     import torch
 
-    from podscale.pytorch.batch_norm import native_kernels
-    from podscale.pytorch.batch_norm.sync import combine_moments
+    from podscale.pytorch.batch_norm import operations
+    from podscale.pytorch.batch_norm.groups import combine_moments
 
     batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
     gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]
@@ -113,18 +113,18 @@ def test_ranks_of_unequal_batches_are_normalised_as_one_batch(world: Any, channe
     expected.backward(torch.cat(gradients).double())
 
     messages: list[Any] = []
-    rank_moments = [(*native_kernels.moments(x), x.numel() // x.shape[1]) for x in xs]
+    rank_moments = [(*operations.moments(x), x.numel() // x.shape[1]) for x in xs]
     for rank in rank_moments:
         combine_moments(*rank, lambda m: messages.append(m.clone()) or m, torch.float32)
     moments = combine_moments(*rank_moments[0], lambda m: torch.stack(messages).sum(0), torch.float32)
     assert_close(moments.mean, oracle.running_mean, 1e-6)
     assert_close(moments.unbiased, oracle.running_var, 1e-4)
     invstd, one = torch.rsqrt(moments.var + 1e-5), torch.ones_like(moments.mean)
-    y = torch.cat([native_kernels.normalise(x, moments.mean, invstd, one, torch.zeros_like(one)) for x in xs])
+    y = torch.cat([operations.normalise(x, moments.mean, invstd, one, torch.zeros_like(one)) for x in xs])
     pairs = list(zip(dys, xs, strict=True))
-    rank_sums = [torch.stack(native_kernels.gradient_sums(dy, x, moments.mean, invstd)) for dy, x in pairs]
+    rank_sums = [torch.stack(operations.gradient_sums(dy, x, moments.mean, invstd)) for dy, x in pairs]
     sums = torch.stack(rank_sums).sum(0)
-    dx = [native_kernels.input_gradient(dy, x, moments.mean, invstd, one, sums, moments.count) for dy, x in pairs]
+    dx = [operations.input_gradient(dy, x, moments.mean, invstd, one, sums, moments.count) for dy, x in pairs]
     loose = 1e-5 if mean == 0 else 1e-3  # one step of fp32 at 1000 is 4e-5 deviations
     assert_close(y, expected, loose)
     assert_close(torch.cat(dx), all_images.grad, loose)

@@ -97,9 +97,9 @@ def test_images_of_more_than_two_billion_values() -> None:
 def test_the_check_before_a_training_passes() -> None:
     import torch
 
-    from podscale.pytorch.batch_norm import gemm_check
+    from podscale.pytorch.batch_norm import fuse_layers
 
-    assert gemm_check.largest_error(torch.device("cuda")) < 0.1
+    assert fuse_layers.largest_error(torch.device("cuda")) < 0.1
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])

@@ -21,7 +21,7 @@ from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.models import resnet
 from podscale.pytorch import comm_queue, evaluator, trainer, world
-from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels, gemm_check, gemm_kernels
+from podscale.pytorch.batch_norm import fuse_layers, fused_kernels, fused_pool_kernels, gemm_kernels
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
@@ -305,7 +305,7 @@ def _paper_kernels(gpu: PaperGpu) -> Iterator[None]:
     with ExitStack() as stack:
         for (module, name), writes in KERNEL_OUTPUTS.items():
             stack.enter_context(mock.patch.object(module, name, PaperKernel(gpu, name, writes)))
-        stack.enter_context(mock.patch.object(gemm_check, "largest_error", return_value=0.0))  # values are needed
+        stack.enter_context(mock.patch.object(fuse_layers, "largest_error", return_value=0.0))  # values are needed
         yield
 
 

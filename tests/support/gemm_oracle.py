@@ -15,13 +15,14 @@ from torch.nn import functional as F
 
 from podscale.pytorch.batch_norm import BatchNorm, fused_calls, gemm, gemm_calls, layer
 from podscale.pytorch.batch_norm.activations import (
+    Convolved,
+    PendingSum,
     Projection,
     begin_block,
     convolve,
     norm_relu_convolve,
     normalise,
 )
-from podscale.pytorch.batch_norm.block_values import Convolved, PendingSum
 from tests.support.triton_bf16 import interpret_bf16
 
 MOMENTUM = 0.3

@@ -9,11 +9,37 @@ gradients in a pass of its own over the largest tensors of the network. Fused ke
 it, as a `PendingSum`.
 """
 
+from typing import TYPE_CHECKING, NamedTuple
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podscale.pytorch.batch_norm.block_values import Convolved, Fork, PendingSum
 from podscale.pytorch.batch_norm.layer import BatchNorm
+
+if TYPE_CHECKING:
+    from podscale.pytorch.batch_norm.fused import ChunkMoments  # needs Triton
+
+
+class Fork(NamedTuple):
+    """The same values for a block's first convolution and for its shortcut, with separate gradients."""
+
+    branch: Tensor
+    shortcut: Tensor
+
+
+class Convolved(NamedTuple):
+    """Images that a convolution wrote, [n, channels, height, width], with their moments if it computed them."""
+
+    images: Tensor
+    moments: "ChunkMoments | None" = None
+
+
+class PendingSum(NamedTuple):
+    """Output of a block before the sum: what its last batch norm normalises, and its shortcut."""
+
+    norm: BatchNorm
+    x: Convolved
+    shortcut: Tensor
 
 
 class Projection(nn.Sequential):
@@ -54,20 +80,21 @@ def _begin_with_sum(
     conv: nn.Module, norm: BatchNorm, downsample: nn.Module, pending: PendingSum
 ) -> tuple[Convolved, Tensor] | None:
     """Return the result of `begin_block` by the GEMM kernels; None if they do not apply."""
-    images = pending.x.images
+    last_norm, (images, moments), shortcut = pending
     if not norm.folds(conv, images) or conv.stride != (1, 1):
         return None
     from podscale.pytorch.batch_norm import gemm
 
     if isinstance(downsample, nn.Identity):
-        return gemm.sum_convolve(pending, conv)
+        y, activated = gemm.sum_convolve(last_norm, images, shortcut, conv, moments)
+        return Convolved(*y), activated
     if not isinstance(downsample, Projection):
         return None
     projection, projected_norm = downsample
     if not isinstance(projected_norm, BatchNorm) or not projected_norm.folds(projection, images):
         return None
-    y, projected = gemm.sum_convolve_twice(pending, conv, projection)
-    return y, normalise(projected_norm, projected)
+    y, projected = gemm.sum_convolve_twice(last_norm, images, shortcut, conv, projection, moments)
+    return Convolved(*y), normalise(projected_norm, Convolved(*projected))
 
 
 def convolve(conv: nn.Module, norm: nn.Module, x: Tensor) -> Convolved:
@@ -75,7 +102,7 @@ def convolve(conv: nn.Module, norm: nn.Module, x: Tensor) -> Convolved:
     if isinstance(norm, BatchNorm) and norm.folds(conv, x):
         from podscale.pytorch.batch_norm import gemm
 
-        return gemm.convolve(conv, x)
+        return Convolved(*gemm.convolve(conv, x))
     return Convolved(conv(x))
 
 
@@ -84,7 +111,7 @@ def norm_relu_convolve(norm: nn.Module, conv: nn.Module, x: Tensor) -> Convolved
     if isinstance(norm, BatchNorm) and norm.folds(conv, x) and conv.stride == (1, 1):
         from podscale.pytorch.batch_norm import gemm
 
-        return gemm.norm_relu_convolve(norm, conv, Convolved(x))
+        return Convolved(*gemm.norm_relu_convolve(norm, conv, x))
     return Convolved(conv(norm_relu(norm, x)))
 
 

@@ -1,7 +1,7 @@
 """Autograd functions of the fused kernels: batch norm with ReLU, with a block's sum, and with the stem's pooling.
 
 Results are fp32 until they are rounded once, after the ReLU; separate operations round after each of them. With a group
-of ranks, moments and gradient sums are added up over it as in `sync`.
+of ranks, moments and gradient sums are added up over it as in `groups`.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from podscale.pytorch.batch_norm.fused_calls import (
     ImageRows,
     InputGradientTerms,
 )
-from podscale.pytorch.batch_norm.sync import all_reduce_sum, combine_moments
+from podscale.pytorch.batch_norm.groups import all_reduce_sum, combine_moments
 
 
 class NormLayer(Protocol):
@@ -151,7 +151,7 @@ def batch_affine(layer: NormLayer, x: Tensor, moments: ChunkMoments | None = Non
 def gradient_terms(
     group: Any, partial: Tensor, shape: ImageRows, affine: Affine, count: Tensor | None
 ) -> InputGradientTerms:
-    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `sync`).
+    """Return the terms of the input gradient. The gradients of weight and bias are this rank's (see `groups`).
 
     Args:
         partial: sums of chunks by `calls.chunk_gradient_sums`, fp32 [2, parts, channels].

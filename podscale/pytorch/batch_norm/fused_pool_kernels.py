@@ -1,8 +1,9 @@
 """Triton kernels of a stem's batch norm, ReLU and max pooling (3x3, stride 2, padding 1) in one pass over the images.
 
 Without them the largest activation of a ResNet is written and read three more times. The forward pass writes the
-pooled image and the number of the pixel that each of its values is, from 0 to 8 in its window. The backward pass finds
-the gradient of a pixel in the up to four windows that contain it. The sides of the images are even.
+pooled image and the number of the pixel that each of its values is, from 0 to 8 in its window, or 15
+if the ReLU is zero in all of it. The backward pass finds the gradient of a pixel in the up to four windows that contain
+it. The sides of the images are even.
 
 A program of the backward pass handles squares of 2x2 pixels. The pixels of square (y, x) are number 4 of window (y, x);
 5 of it and 3 of (y, x + 1); 7 of it and 1 of (y + 1, x); 8, 6, 2 and 0 of the four windows.
@@ -16,9 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from podscale.pytorch.batch_norm.fused_calls import Affine, image_tiling
-
-NONE_ALIVE = 15
-"""Pixel number where the ReLU is zero in the whole window."""
 
 
 @triton.jit(do_not_specialize=["outputs"])  # type: ignore[untyped-decorator]

@@ -11,42 +11,54 @@ from torch import Tensor, nn
 
 from podscale.pytorch.batch_norm import fused_calls
 from podscale.pytorch.batch_norm import gemm_calls as calls
-from podscale.pytorch.batch_norm.block_values import Convolved, PendingSum
 from podscale.pytorch.batch_norm.fused import ChunkMoments, NormLayer, batch_affine, gradient_terms, nhwc_gradient
 from podscale.pytorch.batch_norm.fused_calls import NO_MASK, Affine, ImageRows
 
+ConvolvedImages = tuple[Tensor, ChunkMoments]
+"""Images that a convolution wrote, [n, outputs, height, width], and their moments."""
 
-def convolve(conv: nn.Conv2d, x: Tensor) -> Convolved:
+
+def convolve(conv: nn.Conv2d, x: Tensor) -> ConvolvedImages:
     """Return the convolution of images `x` [n, inputs, height, width]."""
-    return _convolved(*_Convolution.apply(x, conv.weight, conv.stride[0]))
+    return _with_moments(*_Convolution.apply(x, conv.weight, conv.stride[0]))
 
 
-def norm_relu_convolve(norm: NormLayer, conv: nn.Conv2d, x: Convolved) -> Convolved:
+def norm_relu_convolve(
+    norm: NormLayer, conv: nn.Conv2d, x: Tensor, moments: ChunkMoments | None = None
+) -> ConvolvedImages:
     """Return the convolution of the ReLU of the normalised images `x` [n, inputs, height, width]."""
-    return _convolved(*_NormConvolution.apply(x.images, norm.weight, norm.bias, conv.weight, norm, x.moments))
+    return _with_moments(*_NormConvolution.apply(x, norm.weight, norm.bias, conv.weight, norm, moments))
 
 
-def sum_convolve(pending: PendingSum, conv: nn.Conv2d) -> tuple[Convolved, Tensor]:
-    """Return the convolution of the ReLU of the sum, and that ReLU for the next shortcut."""
-    y, partial, activated = _apply_sum(pending, conv, None)
-    return _convolved(y, partial), activated
-
-
-def sum_convolve_twice(pending: PendingSum, conv: nn.Conv2d, projection: nn.Conv2d) -> tuple[Convolved, Convolved]:
-    """Return the convolutions of the ReLU of the sum by `conv` and by `projection`."""
-    y, partial, projected, projected_partial = _apply_sum(pending, conv, projection)
-    return _convolved(y, partial), _convolved(projected, projected_partial)
-
-
-def _apply_sum(pending: PendingSum, conv: nn.Conv2d, projection: nn.Conv2d | None) -> Any:
-    norm, (x, moments), shortcut = pending
+def sum_convolve(
+    norm: NormLayer, x: Tensor, shortcut: Tensor, conv: nn.Conv2d, moments: ChunkMoments | None = None
+) -> tuple[ConvolvedImages, Tensor]:
+    """Return the convolution of the ReLU of the normalised `x` plus `shortcut`, and that ReLU for the next shortcut."""
     shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    second = (None, 1) if projection is None else (projection.weight, projection.stride[0])
-    return _SumConvolution.apply(x, norm.weight, norm.bias, shortcut, conv.weight, *second, norm, moments)
+    parameters = (norm.weight, norm.bias)
+    y, partial, activated = _SumConvolution.apply(x, *parameters, shortcut, conv.weight, None, 1, norm, moments)
+    return _with_moments(y, partial), activated
 
 
-def _convolved(y: Tensor, partial: Tensor) -> Convolved:
-    return Convolved(y, ChunkMoments(partial, calls.moments_shape(y)))
+def sum_convolve_twice(
+    norm: NormLayer,
+    x: Tensor,
+    shortcut: Tensor,
+    conv: nn.Conv2d,
+    projection: nn.Conv2d,
+    moments: ChunkMoments | None = None,
+) -> tuple[ConvolvedImages, ConvolvedImages]:
+    """Return the convolutions of the ReLU of the normalised `x` plus `shortcut`, by `conv` and by `projection`."""
+    shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    weights = (conv.weight, projection.weight, projection.stride[0])
+    y, partial, projected, projected_partial = _SumConvolution.apply(
+        x, norm.weight, norm.bias, shortcut, *weights, norm, moments
+    )
+    return _with_moments(y, partial), _with_moments(projected, projected_partial)
+
+
+def _with_moments(y: Tensor, partial: Tensor) -> ConvolvedImages:
+    return y, ChunkMoments(partial, calls.moments_shape(y))
 
 
 def _round(weight: Tensor, x: Tensor) -> Tensor:

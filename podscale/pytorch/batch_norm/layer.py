@@ -1,4 +1,4 @@
-"""Batch norm layer: statistics of a batch, of its parts or of a group of ranks (see `sync`), and running statistics.
+"""Batch norm layer: statistics of a batch, of its parts or of a group of ranks (see `groups`), and running statistics.
 
 Running statistics. They are averaged over the ranks at every step. The field averages them before an evaluation or a
 checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's `--dist-bn reduce`). A running average is
@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.config.model import BatchNormSection
-from podscale.pytorch.batch_norm.ghost import ghost_batch_norm
-from podscale.pytorch.batch_norm.sync import sync_batch_norm
+from podscale.pytorch.batch_norm.groups import ghost_batch_norm, sync_batch_norm
 from podscale.pytorch.world import World
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class BatchNorm(nn.Module):
 
     Attributes:
         group: ranks whose batches are normalised together; None: this rank alone.
-        part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
+        part_size: images of a part, normalised by itself (see `groups`); None: the batch.
         is_frozen: normalise by the running statistics in training too, and leave them as they are.
         is_fused: run Triton's kernels where they apply (see `runs_fused`).
         folds_convolutions: run 1x1 convolutions beside this layer as Triton's kernels too (see `folds`).

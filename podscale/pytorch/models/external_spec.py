@@ -22,8 +22,7 @@ from podscale.config.model_names import ModelSource, model_source
 from podscale.errors import InputError
 from podscale.models.spec import BufferSpec, ModelSpec, Normalisation, ParamSpec, Role
 from podscale.pytorch.batch_norm import BatchNorm
-from podscale.pytorch.batch_norm.convert import convert_batch_norm
-from podscale.pytorch.models.external import ModelFactory, find_factory
+from podscale.pytorch.models.external import ModelFactory, convert_batch_norm, find_factory
 from podscale.pytorch.models.state import running_statistics, untrained_arrays
 from podscale.util.formatting import first_line
 

@@ -21,6 +21,8 @@ from podscale.config import ModelSection
 from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.batch_norm.activations import (
+    Fork,
+    PendingSum,
     Projection,
     begin_block,
     convolve,
@@ -30,7 +32,6 @@ from podscale.pytorch.batch_norm.activations import (
     norm_relu_pool,
     split_fork,
 )
-from podscale.pytorch.batch_norm.block_values import Fork, PendingSum
 from podscale.pytorch.models.stem import Stem
 
 NormFactory = Callable[[int], nn.Module]

@@ -193,7 +193,7 @@ def test_wrong_or_missing_kernels_are_not_used(
 ) -> None:
     """Batch norm stays fused."""
     pytest.importorskip("triton")
-    from podscale.pytorch.batch_norm import fused, gemm_check
+    from podscale.pytorch.batch_norm import fused
 
     def largest_error(*arguments: Any) -> float:
         if isinstance(error, Exception):
@@ -201,7 +201,7 @@ def test_wrong_or_missing_kernels_are_not_used(
         return float(error)
 
     monkeypatch.setattr(fused, "norm", lambda layer, x: x)
-    monkeypatch.setattr(gemm_check, "largest_error", largest_error)
+    monkeypatch.setattr(fuse_layers, "largest_error", largest_error)
     model = build_model(ModelSection(name="resnet50", width=16), 10)
     with caplog.at_level(logging.WARNING):
         assert fuse_layers.fuse_batch_norm(model, torch.device("cpu"), convolutions=True)
@@ -222,14 +222,14 @@ def test_the_check_before_a_training_passes_and_finds_a_fault() -> None:
 CHECK = """
 import json
 import torch
-from podscale.pytorch.batch_norm import gemm_check
+from podscale.pytorch.batch_norm import fuse_layers
 from tests.support.gemm_mutants import MUTANTS, planted
 from tests.support.triton_bf16 import interpret_bf16
 interpret_bf16()
 device = torch.device("cpu")
-errors = [gemm_check.largest_error(device)]
+errors = [fuse_layers.largest_error(device)]
 with planted(MUTANTS["bits in the wrong order"]):
-    errors.append(gemm_check.largest_error(device))
+    errors.append(fuse_layers.largest_error(device))
 print(json.dumps(errors))
 """
 

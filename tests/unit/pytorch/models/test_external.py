@@ -14,12 +14,11 @@ from podscale.config.model import BatchNormSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.errors import InputError
 from podscale.pytorch.batch_norm import BatchNorm
-from podscale.pytorch.batch_norm.convert import convert_batch_norm
 from podscale.pytorch.models import build_model
-from podscale.pytorch.models.external import find_factory
+from podscale.pytorch.models.external import convert_batch_norm, find_factory
 from podscale.pytorch.models.state import model_arrays
-from podscale.training.preflight import model_problem
 from podscale.training.param_layout import param_options
+from podscale.training.preflight import model_problem
 
 USER = "python:tests.support.user_models"
 

@@ -1,8 +1,9 @@
-"""Four passes of batch norm over images by torch's own kernels, which support both memory formats and mixed dtypes.
+"""Four operations of batch norm over images: moments, normalisation, sums of the gradient, and the input's gradient.
 
-On CUDA they are the kernels of SyncBatchNorm. A CPU has none: there, batch norm in evaluation mode does the same work,
-given the statistics, and serves as an affine map per channel. Scales and moments are fp32 (fp64 for
-fp64 images), whatever the dtype of the images.
+They run torch's own kernels, which support both memory formats and mixed dtypes. On CUDA they are the kernels of
+SyncBatchNorm. A CPU has none: there, batch norm in evaluation mode does the same work, given the statistics, and serves
+as an affine map per channel. Under torch.compile they are plain operations, which the compiler fuses with others.
+Scales and moments are fp32 (fp64 for fp64 images), whatever the dtype of the images.
 """
 
 from typing import cast
@@ -20,21 +21,29 @@ COUNT_PARTS = 64
 FAR_DEVIATIONS = 100.0
 """Standard deviations from zero beyond which, on a CPU, the mean is subtracted and moments are computed again."""
 
+REDUCED_DIMS = (0, 2, 3)
+
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance [channels] of images `x` [n, channels, height, width], fp32 or fp64."""
+    if torch.compiler.is_compiling():
+        var, mean = torch.var_mean(x.to(statistics_dtype(x)), dim=REDUCED_DIMS, correction=0)
+        return mean, var
     if x.is_cuda:
         return torch.batch_norm_update_stats(x, None, None, 0.0)
     mean, var = _block_moments(x)
     if bool((mean.square() > FAR_DEVIATIONS**2 * var).any()):
         offset = mean.to(statistics_dtype(x))
-        difference, var = _block_moments(x - offset.view(1, -1, 1, 1))
+        difference, var = _block_moments(x - _per_channel(offset))
         mean = offset + difference
     return mean, var
 
 
 def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return (x - mean) * invstd * weight + bias of images `x`; all others are [channels]."""
+    if torch.compiler.is_compiling():
+        y = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(invstd * weight) + _per_channel(bias)
+        return _cast(y, x.dtype)
     if x.is_cuda:
         return torch.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
     return _affine(x, mean, weight * invstd, bias)
@@ -42,6 +51,9 @@ def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Ten
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
     """Return sum(dy) and sum(dy * (x - mean)) [channels]; `dy` and `x` are images, `mean` and `invstd` [channels]."""
+    if torch.compiler.is_compiling():
+        exact = dy.to(mean.dtype)
+        return exact.sum(REDUCED_DIMS), (exact * (x.to(mean.dtype) - _per_channel(mean))).sum(REDUCED_DIMS)
     if x.is_cuda:
         weight = invstd  # only its dtype is used, which must be that of the parameters
         sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
@@ -62,12 +74,16 @@ def input_gradient(
         sums: those of `gradient_sums` over the group, [2, channels].
         count: values of a channel in the group, fp64 [1].
     """
-    if x.is_cuda:
+    if x.is_cuda and not torch.compiler.is_compiling():
         return torch.batch_norm_backward_elemt(dy, x, mean, invstd, weight, sums[0], sums[1], int32_counts(count))
-    scale = weight * invstd
     mean_dy, mean_dy_xmu = sums / count.to(sums.dtype)
+    if torch.compiler.is_compiling():
+        xmu = x.to(mean.dtype) - _per_channel(mean)
+        dx = dy.to(mean.dtype) - _per_channel(mean_dy) - xmu * _per_channel(invstd * invstd * mean_dy_xmu)
+        return _cast(dx * _per_channel(weight * invstd), x.dtype)
+    scale = weight * invstd
     dx = _affine(x.to(scale.dtype), mean, -scale * invstd * invstd * mean_dy_xmu, -scale * mean_dy)
-    return dx.addcmul_(dy.to(scale.dtype), scale.view(1, -1, 1, 1)).to(x.dtype)
+    return dx.addcmul_(dy.to(scale.dtype), _per_channel(scale)).to(x.dtype)
 
 
 def int32_counts(count: Tensor) -> Tensor:
@@ -104,3 +120,16 @@ def _block_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def _affine(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Return (x - mean) * scale + shift in one pass, on a CPU."""
     return torch.native_batch_norm(x, scale, shift, mean, torch.ones_like(mean), False, 0.0, 0.0)[0]
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `values` in `dtype`, without an operation if they have it.
+
+    In Dynamo of torch 2.11, an output of an autograd function that a cast to its own dtype returns has no gradient: all
+    gradients of the function were zero, on a CPU and on an H200.
+    """
+    return values if values.dtype == dtype else values.to(dtype)
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)
