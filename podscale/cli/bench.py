@@ -298,10 +298,11 @@ def _delivery(device: str) -> "Delivery | None":
     """Return the function that moves batches to a device; None for the host's memory."""
     if device == "cpu":
         return None
-    from podscale.pytorch import input_benchmark
+    from podscale.pytorch.device_prefetcher import deliver_batches
+    from podscale.pytorch.gpu_checks import check_device
 
-    input_benchmark.check_device(device)
-    return partial(input_benchmark.deliver_batches, device=device)
+    check_device(device)
+    return partial(deliver_batches, device=device)
 
 
 def _command_without_folders(default: str) -> str:

@@ -170,27 +170,27 @@ class _Exporter:
 
     def _write(self, path: Path) -> Path:
         """Write the file in the format of the options."""
-        from podscale.pytorch import exported_programs as programs
+        from podscale.pytorch import inference
 
         strings, preprocessing = self._metadata.to_strings(), self._options.preprocessing
         if self._options.format == "safetensors":
-            programs.write_weights(self._model.files.weights, path, strings)
+            inference.write_weights(self._model.files.weights, path, strings)
             return path
-        module = programs.build_inference_module(
+        module = inference.build_inference_module(
             self._model.files,
             self._model.config,
             preprocessing=preprocessing,
             temperature=self._model.temperature or 1.0,
         )
-        example = programs.example_input(self._model.config, preprocessing=preprocessing)
+        example = inference.example_input(self._model.config, preprocessing=preprocessing)
         match self._options.format:
             case "onnx" | "html":
                 output = "probabilities" if preprocessing else "logits"
-                programs.export_onnx(module, example, path, strings, output)
+                inference.export_onnx(module, example, path, strings, output)
             case "torch-export":
-                programs.export_program(module, example, path, strings)
+                inference.export_program(module, example, path, strings)
             case "torchscript":
-                programs.export_torchscript(module, example, path, strings)
+                inference.export_torchscript(module, example, path, strings)
         return path
 
     def _load(self, written: Path) -> Classifier:

@@ -122,15 +122,15 @@ def build_classifier(model: PredictionModel, index: int = 0, threads: int | None
     if find_spec("torch") is None:
         hint = "Run `pip install 'podscale[torch]'`"
         raise InputError("predictions need PyTorch, which is not installed", field="predict", hint=hint)
-    from podscale.pytorch import classifier, exported_programs
+    from podscale.pytorch import inference
 
     if threads is not None:
-        classifier.use_threads(threads)
+        inference.use_threads(threads)
     if exported is not None:
-        run = exported_programs.load_program(exported.path, exported.format, index)
+        run = inference.load_program(exported.path, exported.format, index)
         return ExportedClassifier(run, exported.metadata, model.config.input)
     with imported_from(code_of_model(model.files.directory, model.config)):
-        return classifier.TorchClassifier(model.files, model.config, index)
+        return inference.TorchClassifier(model.files, model.config, index)
 
 
 def _open_exported(exported: ExportedFile, *, calibrate: bool) -> PredictionModel:

@@ -33,6 +33,22 @@ def choose_device(environ: Mapping[str, str] = os.environ) -> torch.device:
     return torch.device("cuda", _local_rank(environ) % torch.cuda.device_count())
 
 
+def check_device(name: str) -> None:
+    """Raise InputError if torch does not see the device, such as `cuda:0`."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError("not a device", field="--device", got=name, hint="Give cpu, cuda or cuda:0.") from None
+    if device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()):
+        return
+    raise InputError(
+        "torch sees no such device here",
+        field="--device",
+        got=name,
+        hint="`podscale doctor` checks the driver. `--device cpu` measures batches in the host's memory.",
+    )
+
+
 def _local_rank(environ: Mapping[str, str]) -> int:
     return int(environ.get("LOCAL_RANK", "0"))
 

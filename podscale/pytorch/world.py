@@ -181,6 +181,11 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
+def world_of_one(device: torch.device) -> World:
+    """Return a world of one rank, without a process group."""
+    return World(rank=0, size=1, local_rank=0, local_size=1, device=device)
+
+
 def join_world(
     timeout_seconds: float, environ: Mapping[str, str] = os.environ, rank_group: RankGroup | None = None
 ) -> World:
@@ -210,12 +215,12 @@ def join_world(
     return World(rank_group.rank, rank_group.size, local_rank, local_size, device, node, timeout)
 
 
-def current_world(device: torch.device, timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> World:
+def current_world(device: torch.device, timeout_seconds: float) -> World:
     """Return the world of a default process group that the caller formed; the timeout is for groups formed later."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
-    node = int(environ.get("GROUP_RANK", rank // local_size))
-    local_rank = int(environ.get("LOCAL_RANK", rank % local_size))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    node = int(os.environ.get("GROUP_RANK", rank // local_size))
+    local_rank = int(os.environ.get("LOCAL_RANK", rank % local_size))
     return World(rank, size, local_rank, local_size, device, node, timeout_seconds)
 
 

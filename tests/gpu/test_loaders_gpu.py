@@ -172,7 +172,8 @@ def test_the_input_benchmark_has_the_batches_on_the_gpu(make_shard_set: Any) -> 
         pytest.skip("no CUDA device")
     from podscale.bench.input_rates import InputRow, InputSettings, measure_loaders
     from podscale.config import InputSection
-    from podscale.pytorch.input_benchmark import check_device, deliver_batches
+    from podscale.pytorch.device_prefetcher import deliver_batches
+    from podscale.pytorch.gpu_checks import check_device
 
     check_device(DEVICE)
     split = ShardSet.open(make_shard_set()).split("train")

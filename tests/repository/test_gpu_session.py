@@ -53,7 +53,6 @@ assert main(["bench", "train", "--no-such-option"]) == 2
 assert main(["bench", "input", "--source", "digits", "--loaders", "reference", "--seconds", "0.1"]) == 0
 assert main(["doctor", "--workspace", "/tmp", "--json"]) in (0, 2)
 import podscale.bench.sweep, podscale.pytorch.throughput_benchmark, podscale.pytorch.link_benchmark
-import podscale.pytorch.input_benchmark
 import podscale.pytorch.trainer, podscale.training.training_logger, podscale.data.loaders.build_loader
 """
 

@@ -25,7 +25,7 @@ from podscale.export.export_result import Export
 from podscale.prediction import model as prediction_model
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictOptions
-from podscale.pytorch import exported_programs
+from podscale.pytorch import inference
 from podscale.runs.user_code import copy_code_to_model, user_code
 from podscale.util.files import file_sha256
 from tests.support import user_models
@@ -214,7 +214,7 @@ def test_a_repository_has_a_folder_of_the_run_and_a_version(
 
     options = ExportOptions(repository=repository, images=[str(photos)])
     with monkeypatch.context() as patch:
-        patch.setattr(exported_programs, "export_onnx", fail)
+        patch.setattr(inference, "export_onnx", fail)
         with pytest.raises(InputError):
             export_model(run, options)
     assert list(tmp_path.iterdir()) == [], "a refused export leaves no folders"
@@ -286,7 +286,7 @@ def test_int8_is_measured_on_the_runs_own_images(tmp_path: Path) -> None:
 def test_a_file_that_differs_leaves_nothing(
     make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = exported_programs.build_inference_module
+    build = inference.build_inference_module
 
     def build_another(*arguments: Any, **options: Any) -> Any:
         module = build(*arguments, **options)
@@ -294,7 +294,7 @@ def test_a_file_that_differs_leaves_nothing(
             list(module.parameters())[-2].mul_(1.05)
         return module
 
-    monkeypatch.setattr(exported_programs, "build_inference_module", build_another)
+    monkeypatch.setattr(inference, "build_inference_module", build_another)
     out = tmp_path / "a.torchscript"
     out.write_bytes(b"an earlier file")
     with pytest.raises(PodscaleError) as refusal:

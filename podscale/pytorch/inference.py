@@ -1,4 +1,4 @@
-"""Exported programs: a trained network as one module, its files in each format, and files loaded again."""
+"""Inference with a trained network: from its model directory, as one module to export, and from exported files."""
 
 import json
 import warnings
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from podscale.config import RunConfig
 from podscale.config.export import EXPORT_METADATA_FILE
@@ -19,8 +20,10 @@ from podscale.errors import InputError
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.evaluator import mean_logits
 from podscale.pytorch.models import build_model
+from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.train_state import load_weights_file
-from podscale.pytorch.world import World
+from podscale.pytorch.trainer import build_model_on_device
+from podscale.pytorch.world import world_of_one
 from podscale.runs.model_files import EvaluatedModel
 from podscale.util.formatting import first_line
 
@@ -34,6 +37,43 @@ InferenceFunction = Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]
 """Function from the input of an exported file to its output."""
 
 
+class TorchClassifier:
+    """Model of a model directory on one device: GPU `index`, or the CPU if there is none."""
+
+    def __init__(self, model: EvaluatedModel, config: RunConfig, index: int = 0) -> None:
+        """Load the weights. Raises InputError if they are missing or of another architecture."""
+        set_numerics(config.train)
+        device = _inference_device(index)
+        world = world_of_one(device)
+        self._precision = build_precision(config.train, world)
+        self._model = build_model_on_device(config, world, len(model.description["classes"])).eval()
+        self._precision.cast_parameters(self._model)
+        load_weights_file(self._model, model.weights)
+        self._normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
+        self._flip, self._device = config.evaluate.flip, device
+
+    def log_probabilities(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Return the log-softmax of the logits, float32 [n, classes].
+
+        Args:
+            images: uint8 [n, size, size, 3].
+        """
+        with torch.inference_mode(), self._precision.autocast():
+            pixels = torch.from_numpy(images).to(self._device)
+            logits = mean_logits(self._model, self._normalise(pixels), flip=self._flip)
+        values: npt.NDArray[np.float32] = F.log_softmax(logits.float(), dim=1).cpu().numpy()
+        return values
+
+
+def use_threads(threads: int) -> None:
+    """Limit the threads of one operation on the CPU."""
+    torch.set_num_threads(threads)
+
+
+def _inference_device(index: int) -> torch.device:
+    return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
+
+
 class InferenceModule(nn.Module):
     """Trained network with the flip of its evaluation, in fp32.
 
@@ -43,9 +83,9 @@ class InferenceModule(nn.Module):
 
     def __init__(self, network: nn.Module, config: RunConfig, *, preprocessing: bool, temperature: float) -> None:
         super().__init__()
-        cpu = World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
+        world = world_of_one(torch.device("cpu"))
         self.network = network
-        self._normalise = Normalise(config.input, cpu, channels_last=False) if preprocessing else None
+        self._normalise = Normalise(config.input, world, channels_last=False) if preprocessing else None
         self._flip, self._temperature = config.evaluate.flip, temperature
 
     def forward(self, images: Tensor) -> Tensor:
@@ -130,7 +170,7 @@ def load_program(path: Path, format_name: str, index: int = 0) -> InferenceFunct
 
     Raises InputError if it cannot be loaded. Returns the function from its input to its output.
     """
-    device = torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
+    device = _inference_device(index)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
