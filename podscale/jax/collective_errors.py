@@ -10,13 +10,8 @@ import ctypes
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 
-from podscale.distributed.failure_report import CollectiveFailures, PeerWatch
-from podscale.distributed.progress_tracker import ProgressTracker
-from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.failure_report import CollectiveFailures
 from podscale.distributed.store import StoreError, StoreTimeout
 from podscale.errors import HangDetected, PeerLost, PodscaleError
 
@@ -33,23 +28,12 @@ _PEER_LOST = (
 )
 
 
-def watch_jax_peers(
-    rank_group: RankGroup,
-    exit_process: Callable[[PodscaleError], None],
-    *,
-    interval_seconds: float | None = None,
-    hang_seconds: float | None = None,
-    stack_directory: Path | None = None,
-) -> AbstractContextManager[ProgressTracker]:
-    """Watch JAX's collectives, which wait on the device and may raise no error (see `failure_report.PeerWatch`)."""
-    return PeerWatch(
-        rank_group,
-        exit_process,
-        CollectiveFailures(classify_error, silent=True),
-        interval_seconds=interval_seconds,
-        hang_seconds=hang_seconds,
-        stack_directory=stack_directory,
-    )
+def collective_failures() -> CollectiveFailures:
+    """Return the classification of the errors of JAX's collectives, for `failure_report.PeerWatch`.
+
+    They wait on the device and may raise no error.
+    """
+    return CollectiveFailures(classify_error, silent=True)
 
 
 def classify_error(error: BaseException) -> type[PodscaleError] | None:

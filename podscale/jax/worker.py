@@ -7,12 +7,13 @@ launch.worker_main, which runs this in its process, records the exit.
 import logging
 import os
 
+from podscale.distributed.failure_report import PeerWatch
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
-from podscale.jax.collective_errors import watch_jax_peers
+from podscale.jax.collective_errors import collective_failures
 from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
@@ -27,8 +28,8 @@ def main() -> None:
     worker_env.startup.end_part("imports")
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
     rank_group = RankGroup.join(worker_env.rank_env, launch.timeout_seconds)
-    with watch_jax_peers(
-        rank_group, worker_env.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks
+    with PeerWatch(
+        rank_group, worker_env.exit, collective_failures(), hang_seconds=launch.hang_seconds, stack_directory=stacks
     ) as progress_tracker:
         run_stage(worker_env, rank_group, progress_tracker)
 

@@ -1,43 +1,25 @@
 """Classification of collective errors, so that `distributed.failure_report` can name the lost rank; flight recorder."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 
-from podscale.distributed.failure_report import CollectiveFailures, PeerWatch
-from podscale.distributed.progress_tracker import ProgressTracker
-from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.failure_report import CollectiveFailures
 from podscale.errors import HangDetected, PeerLost, PodscaleError
 
 
-def watch_torch_peers(
-    rank_group: RankGroup,
-    exit_process: Callable[[PodscaleError], None],
-    *,
-    interval_seconds: float | None = None,
-    silent_collectives: bool | None = None,
-    hang_seconds: float | None = None,
-    stack_directory: Path | None = None,
-) -> AbstractContextManager[ProgressTracker]:
-    """Watch torch's collectives (see `failure_report.PeerWatch`).
+def collective_failures(*, silent: bool | None = None) -> CollectiveFailures:
+    """Return the classification of the errors of torch's collectives, for `failure_report.PeerWatch`.
 
     Args:
-        silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, because NCCL is silent.
+        silent: collectives raise nothing if a peer is lost; default: True on a GPU, because NCCL is silent.
     """
-    silent = torch.cuda.is_available() if silent_collectives is None else silent_collectives
-    return PeerWatch(
-        rank_group,
-        exit_process,
-        CollectiveFailures(classify_error, silent, dump_flight_recorder),
-        interval_seconds=interval_seconds,
-        hang_seconds=hang_seconds,
-        stack_directory=stack_directory,
-    )
+    silent = torch.cuda.is_available() if silent is None else silent
+    return CollectiveFailures(classify_error, silent, dump_flight_recorder)
 
 
 _TIMED_OUT = ("timed out", "timeout")

@@ -10,13 +10,14 @@ import os
 import torch
 
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.failure_report import PeerWatch
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.pytorch.all_reduce.auto import resolve_all_reduce
-from podscale.pytorch.collective_errors import watch_torch_peers
+from podscale.pytorch.collective_errors import collective_failures
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
 from podscale.pytorch.evaluator import Evaluator
@@ -45,8 +46,8 @@ def main() -> None:
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
     rank_group = join_torch_rank_group(launch.timeout_seconds)
     try:
-        with watch_torch_peers(
-            rank_group, worker_env.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks
+        with PeerWatch(
+            rank_group, worker_env.exit, collective_failures(), hang_seconds=launch.hang_seconds, stack_directory=stacks
         ) as progress_tracker:
             run_stage(worker_env, rank_group, progress_tracker)
     except Preempted:

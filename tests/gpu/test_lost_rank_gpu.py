@@ -19,10 +19,11 @@ def test_the_heartbeat_reports_while_the_host_waits_for_the_device() -> None:
     import torch
     from torch._C._distributed_c10d import HashStore
 
+    from podscale.distributed.failure_report import PeerWatch
     from podscale.distributed.heartbeat import RankHeartbeat
     from podscale.distributed.progress_tracker import ProgressTracker
     from podscale.distributed.rank_group import RankGroup
-    from podscale.pytorch.collective_errors import watch_torch_peers
+    from podscale.pytorch.collective_errors import collective_failures
     from podscale.pytorch.world import TorchStore
 
     if not torch.cuda.is_available():
@@ -30,8 +31,11 @@ def test_the_heartbeat_reports_while_the_host_waits_for_the_device() -> None:
     store, ended = TorchStore(HashStore()), list[tuple[float, PodscaleError]]()
     RankHeartbeat(RankGroup(1, 2, store, 1.0), ProgressTracker(), interval_seconds=3600.0)
     torch.cuda._sleep(1)
-    with watch_torch_peers(
-        RankGroup(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), interval_seconds=0.2
+    with PeerWatch(
+        RankGroup(0, 2, store, 1.0),
+        lambda e: ended.append((time.monotonic(), e)),
+        collective_failures(),
+        interval_seconds=0.2,
     ) as tracker:
         tracker.step_done(1)
         torch.cuda._sleep(12_000_000_000)  # clock cycles: several seconds on any device

@@ -8,9 +8,10 @@ import importlib
 import json
 import os
 
+from podscale.distributed.failure_report import PeerWatch
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.worker_env import WorkerEnv
-from podscale.jax.collective_errors import watch_jax_peers
+from podscale.jax.collective_errors import collective_failures
 
 BODY, TIMEOUT = "PODSCALE_TEST_BODY", "PODSCALE_TEST_TIMEOUT"
 BEAT = 0.25
@@ -23,8 +24,8 @@ def main() -> None:
     directory, rank = worker_env.rank_directory, worker_env.rank_env.rank
     module, _, name = os.environ[BODY].partition(":")
     rank_group = RankGroup.join(worker_env.rank_env, float(os.environ[TIMEOUT]))
-    with watch_jax_peers(
-        rank_group, worker_env.exit, interval_seconds=BEAT, stack_directory=directory / "hang"
+    with PeerWatch(
+        rank_group, worker_env.exit, collective_failures(), interval_seconds=BEAT, stack_directory=directory / "hang"
     ) as progress_tracker:
         world = join_world(rank_group)
         answer = getattr(importlib.import_module(module), name)(world, progress_tracker)

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from podscale.config.batch_norm_groups import BatchNormGroup
+from podscale.distributed.failure_report import PeerWatch
 from podscale.errors import PodscaleError
 from podscale.pytorch.all_reduce import FlatAllReduce
 from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
-from podscale.pytorch.collective_errors import watch_torch_peers
+from podscale.pytorch.collective_errors import collective_failures
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_step import StepResult
@@ -76,8 +77,8 @@ def lose(
         (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
         world.barrier()
         try:
-            with watch_torch_peers(
-                join_torch_rank_group(TIMEOUT), lambda error: None, interval_seconds=BEAT
+            with PeerWatch(
+                join_torch_rank_group(TIMEOUT), lambda error: None, collective_failures(), interval_seconds=BEAT
             ) as tracker:
                 for step in range(1000):
                     tracker.enter_phase("forward_backward")
@@ -146,7 +147,7 @@ def test_a_slow_rank_is_reported_as_behind_and_not_as_missing(run_world: Any) ->
     def body(world: World) -> str:
         rank_group = join_torch_rank_group(TIMEOUT)
         try:
-            with watch_torch_peers(rank_group, lambda error: None, interval_seconds=2 * BEAT) as tracker:
+            with PeerWatch(rank_group, lambda error: None, collective_failures(), interval_seconds=2 * BEAT) as tracker:
                 tracker.step_done(7)
                 world.barrier()
                 if world.rank == 1:
@@ -168,7 +169,9 @@ def test_a_slow_rank_is_reported_as_behind_and_not_as_missing(run_world: Any) ->
 def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
     def body(world: World) -> str:
         try:
-            with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, interval_seconds=BEAT):
+            with PeerWatch(
+                join_torch_rank_group(TIMEOUT), lambda error: None, collective_failures(), interval_seconds=BEAT
+            ):
                 world.barrier()
                 if world.rank == 2:
                     raise ValueError("index 3 is out of bounds")
@@ -190,8 +193,8 @@ def test_a_rank_whose_collectives_never_return_exits_by_its_heartbeat(run_world:
     def body(world: World) -> tuple[int, str]:
         ended: list[PodscaleError] = []
         started = time.monotonic()
-        with watch_torch_peers(
-            join_torch_rank_group(TIMEOUT), ended.append, interval_seconds=BEAT, silent_collectives=True
+        with PeerWatch(
+            join_torch_rank_group(TIMEOUT), ended.append, collective_failures(silent=True), interval_seconds=BEAT
         ) as tracker:
             tracker.step_done(1)
             tracker.enter_phase("allreduce_wait")
@@ -215,8 +218,13 @@ def test_a_step_that_never_ends_is_a_hang(run_world: Any, tmp_path: Path) -> Non
 
     def body(world: World) -> list[tuple[int, str]]:
         ended: list[PodscaleError] = []
-        with watch_torch_peers(
-            join_torch_rank_group(60), ended.append, interval_seconds=BEAT, hang_seconds=limit, stack_directory=tmp_path
+        with PeerWatch(
+            join_torch_rank_group(60),
+            ended.append,
+            collective_failures(),
+            interval_seconds=BEAT,
+            hang_seconds=limit,
+            stack_directory=tmp_path,
         ) as tracker:
             for step in range(20):
                 tracker.enter_phase("forward_backward")
@@ -244,8 +252,8 @@ def test_a_suspended_process_reports_no_hang(run_world: Any) -> None:
 
     def body(world: World) -> int:
         ended: list[PodscaleError] = []
-        with watch_torch_peers(
-            join_torch_rank_group(60), ended.append, interval_seconds=BEAT, hang_seconds=limit
+        with PeerWatch(
+            join_torch_rank_group(60), ended.append, collective_failures(), interval_seconds=BEAT, hang_seconds=limit
         ) as tracker:
             for step in range(20):
                 tracker.enter_phase("forward_backward")
