@@ -215,18 +215,10 @@ class LayeredSpec(ModelSpec):
 
         Those are the outputs of convolutions, and of their norms; of the layers before, those of the largest one count.
         """
-        outputs = self._outputs(image_size)
-        return 2 * max(sum(outputs[self._first_trained :]), *outputs)
-
-    def activation_elements(self, image_size: int) -> int:
-        """Return the number of elements of all layers' outputs for one image of side `image_size`."""
-        return sum(self._outputs(image_size))
-
-    def _outputs(self, image_size: int) -> list[int]:
-        """Return the elements of each layer's output, 0 for a norm, whose output has those of the layer before."""
-        return [
+        outputs = [  # 0 for a norm, whose output has the elements of the layer before
             0 if layer.kind == "norm" else layer.out_channels * layer.output_pixels(image_size) for layer in self.layers
         ]
+        return 2 * max(sum(outputs[self._first_trained :]), *outputs)
 
     def check_image_size(self, image_size: int) -> None:
         """Accept the size, which the document's own checks have compared with the network."""

@@ -34,14 +34,12 @@ class CudaGraphStep:
     a gradient on the stream where it first met the parameter.
     """
 
-    def __init__(
-        self, step: TrainStep, world: World, *, on_sampled: PhaseSecondsCallback, sample_every: int = SAMPLE_EVERY_STEPS
-    ) -> None:
+    def __init__(self, step: TrainStep, world: World, *, on_sampled: PhaseSecondsCallback) -> None:
         assert world.on_gpu, "CUDA graphs need a GPU"
         self.eager = step
         self._device = world.device
         self._stream = torch.cuda.Stream(world.device)
-        self._times, self._on_sampled, self._sample_every = DeviceTimer(on_gpu=True), on_sampled, sample_every
+        self._times, self._on_sampled = DeviceTimer(on_gpu=True), on_sampled
         self._steps_done, self._eager_bytes, self._times_pending = 0, 0, False
         self._batch: DeviceBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -67,7 +65,7 @@ class CudaGraphStep:
             return self._run_eager_step(static, phase)
         if self._graph is None:
             self._capture_graph(static)
-        elif (self._steps_done - WARM_UP_STEPS) % self._sample_every == 0 and self._has_memory_for_eager():
+        elif (self._steps_done - WARM_UP_STEPS) % SAMPLE_EVERY_STEPS == 0 and self._has_memory_for_eager():
             return self._run_eager_step(static, phase)
         return self._replay_graph(phase)
 

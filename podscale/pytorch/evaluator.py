@@ -75,7 +75,8 @@ class Evaluator:
         """Return accuracy and loss over the whole split on all ranks, None if `stop_requested` is True on any rank."""
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
-        for number, (batch, predictions) in enumerate(self._batch_predictions(model, phase)):
+        for number, (batch, logits) in enumerate(self.logits(model, phase)):
+            predictions = batch_predictions(logits, batch.labels)
             if number % BATCHES_PER_STOP_CHECK == 0 and self._any_rank_stops(stop_requested()):
                 return None
             weights = self.prefetcher.copy_to_device(torch.from_numpy(batch.host_batch.weights)).double()
@@ -113,10 +114,6 @@ class Evaluator:
         if by_rank is None:
             return None
         return Predictions(**{name: np.concatenate([columns[name] for columns in by_rank]) for name in local})
-
-    def _batch_predictions(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, BatchPredictions]]:
-        for batch, logits in self.logits(model, phase):
-            yield batch, batch_predictions(logits, batch.labels)
 
     def logits(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, Tensor]]:
         """Yield each batch of this rank with its logits, [n, classes]; the same batches every time."""

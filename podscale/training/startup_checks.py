@@ -57,6 +57,8 @@ CANNOT_START = "cannot start"
 ANSWER_KEY, ACKNOWLEDGED_KEY = "agreement/answer", "agreement/heard"
 ANSWER_GRACE_SECONDS = 30.0
 """Extra time for which other ranks wait for rank 0's answer, seconds, beyond rank 0's own timeout."""
+ACKNOWLEDGEMENT_SECONDS = 5.0
+"""Longest wait for the other ranks to read an answer, seconds."""
 
 
 def startup_facts(
@@ -187,9 +189,9 @@ def _receive_answer(rank_group: RankGroup) -> PodscaleError | None:
     return (HangDetected if answer["kind"] == "HangDetected" else InputError)(answer["text"])
 
 
-def _wait_for_acknowledgements(rank_group: RankGroup, others: int, seconds: float = 5.0) -> None:
+def _wait_for_acknowledgements(rank_group: RankGroup, others: int) -> None:
     """Wait until `others` ranks have read the answer: the store may be in rank 0's process and exit with it."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + ACKNOWLEDGEMENT_SECONDS
     while rank_group.store.add(ACKNOWLEDGED_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.02)
 

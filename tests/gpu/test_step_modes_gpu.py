@@ -103,16 +103,17 @@ def test_the_running_average_follows_replayed_steps(
 
 
 def test_sampled_steps_report_times_and_do_not_change_the_result(
-    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
+    make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards, samples = make_shard_set(), []
 
     def watch(trainer: Any, step: int) -> None:
         if step == 0:
-            trainer.step._sample_every = 2
             trainer.step._on_sampled = samples.append
 
-    sampled = train_here(document(tmp_path / "sampled", cuda_graph=True), shards, watch)
+    with monkeypatch.context() as patch:
+        patch.setattr("podscale.pytorch.cuda_graph.SAMPLE_EVERY_STEPS", 2)
+        sampled = train_here(document(tmp_path / "sampled", cuda_graph=True), shards, watch)
     plain = train_here(document(tmp_path / "plain", cuda_graph=True), shards)
     assert different(sampled, plain) == []
     assert len(samples) >= 4

@@ -47,7 +47,7 @@ def test_resnet50_has_the_measured_costs() -> None:
     spec = models.model_spec(ModelSection(name="resnet50"), 1000)
     assert spec.flops(224) == pytest.approx(8.18e9, rel=1e-3)
     assert spec.training_flops(224) == pytest.approx(24.30e9, rel=1e-3)
-    assert spec.activation_elements(224) == pytest.approx(11.1e6, rel=5e-3)
+    assert spec.saved_elements(224) == pytest.approx(2 * 11.1e6, rel=5e-3)
     assert sum(buffer.shape[0] for buffer in spec.buffers) == 2 * 26_560
     assert len(spec.parameters) == 161
     assert len([p for p in spec.parameters if len(p.shape) == 1]) == 107
