@@ -35,7 +35,8 @@ above the estimate, without GPUs. One more image of ResNet-50 took 83.5 MiB, and
 
 def training_problems(config: RunConfig, classes: int | None = None) -> Iterator[InputError]:
     """Yield an error if the model does not take the document's images, else those of the training's memory."""
-    if (problem := model_problem(config, classes or DEFAULT_CLASSES)) is not None:
+    classes = classes or DEFAULT_CLASSES
+    if (problem := model_problem(config, classes)) is not None:
         yield problem
     else:
         yield from training_memory_problems(config, classes)
@@ -55,13 +56,13 @@ def model_problem(config: RunConfig, classes: int) -> InputError | None:
     return None
 
 
-def training_memory_problems(config: RunConfig, classes: int | None = None) -> Iterator[InputError]:
+def training_memory_problems(config: RunConfig, classes: int = DEFAULT_CLASSES) -> Iterator[InputError]:
     """Yield an error if one step on CPUs needs more memory than is free, with settings that fit.
 
     The estimate is a lower bound. GPUs and TPUs have a memory of their own, and JAX frees activations in an order that
     the estimate does not know. env.IGNORE_MEMORY turns the check off.
     """
-    available, classes = host_info.memory_info().available, classes or DEFAULT_CLASSES
+    available = host_info.memory_info().available
     if os.environ.get(env.IGNORE_MEMORY) or not available or host_info.visible_gpus() or config.train.engine == "jax":
         return
     needed = node_memory(config, classes) + processes_per_node(config) * MIN_PROCESS_BYTES
