@@ -24,7 +24,7 @@ from podscale.config.images import stage_image
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.util import env, host_info
-from podscale.util.file_locks import file_lock
+from podscale.util.files import file_lock
 from podscale.util.locations import Location
 
 

@@ -20,7 +20,7 @@ from podscale.data.decode_index import DecodeIndex, decode_index_path
 from podscale.data.manifest import Shard, ShardSetManifest
 from podscale.data.remote_files import RemoteFiles
 from podscale.errors import InputError, PodscaleError
-from podscale.util.file_locks import file_lock
+from podscale.util.files import file_lock
 
 log = logging.getLogger("podscale.data")
 

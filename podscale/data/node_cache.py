@@ -36,8 +36,7 @@ from podscale.data.memory_cache import MemoryCache
 from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
 from podscale.data.shard_set import ShardSet, map_file
 from podscale.errors import InputError, PodscaleError
-from podscale.util.file_locks import file_lock, is_same_file, remove_unused
-from podscale.util.files import write_atomically
+from podscale.util.files import file_lock, is_same_file, remove_unused, write_atomically
 
 _EVICTABLE = (".tar", SUFFIX)  # endings of the files that the cache may remove
 

@@ -22,8 +22,7 @@ from podscale.prediction.predict import predict_items
 from podscale.prediction.predictor import PredictedItem, Predictor
 from podscale.prediction.writers import line_of
 from podscale.runs.model_files import inference_options_of, preprocessing_of
-from podscale.util.file_locks import remove_unused
-from podscale.util.files import file_sha256, open_atomically, write_json
+from podscale.util.files import file_sha256, open_atomically, remove_unused, write_json
 from podscale.util.formatting import one_line
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.version import VERSION

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.util.file_locks import file_lock
+from podscale.util.files import file_lock
 from tests.support.commands import SMALL_DIGITS, podscale
 from tests.support.supervised import Launch, launching
 

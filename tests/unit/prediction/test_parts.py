@@ -18,8 +18,7 @@ from podscale.prediction.parts import Part, PartManifest, parse_part, predict_pa
 from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictedItem, PredictOptions, Predictor
 from podscale.prediction.writers import row_of
-from podscale.util.file_locks import file_lock
-from podscale.util.files import file_sha256
+from podscale.util.files import file_lock, file_sha256
 from tests.support.prediction import photograph, write_photographs
 
 BATCH = 2

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from podscale.util.file_locks import file_lock
+from podscale.util.files import file_lock
 
 SERVANT = """
 import sys, time
