@@ -14,7 +14,7 @@ from podscale import config
 from podscale.api.cluster import parse_stages
 from podscale.cli.documents import SERVE, render_server, render_stages
 from podscale.cli.options import ServerOptions
-from podscale.cli.predict_job import PredictionOptions, render_prediction
+from podscale.cli.predict import PredictionOptions, render_prediction
 from podscale.kubernetes.render.common import to_yaml
 from podscale.pipelines import presets
 

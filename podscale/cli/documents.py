@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, ServerOptions, Set, expand_option_groups
-from podscale.cli.predict_job import PredictionOptions, render_prediction
+from podscale.cli.predict import PredictionOptions, render_prediction
 from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.pipelines.presets import CLUSTER_DEFAULTS

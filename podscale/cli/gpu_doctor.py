@@ -1,10 +1,15 @@
-"""Checks of the GPUs of this machine for `podscale doctor`: settings, memory errors, links, and the JPEG decoder."""
+"""Checks of the GPUs of this machine for `podscale doctor`: settings, memory errors, links, and the JPEG decoder.
 
+Their state and the links between them are those that the driver's program nvidia-smi reports.
+"""
+
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from podscale.util import nvidia_smi
-from podscale.util.nvidia_smi import GpuState
 from podscale.util.terminal import CheckResult
 
 INFINIBAND = Path("/sys/class/infiniband")
@@ -14,11 +19,39 @@ PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 DRIVER = Path("/proc/driver/nvidia/version")
 OPEN_DRIVER = "Open Kernel Module"
 """Words of the open driver's version, which shares the memory of GPUs without that module (DMA-BUF)."""
+NVIDIA_SMI_SECONDS = 30.0
+"""Timeout of one call of nvidia-smi, which may hang with a broken driver, seconds."""
+STATE_FIELDS = (
+    "index",
+    "persistence_mode",
+    "ecc.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "mig.mode.current",
+)
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """State of one GPU.
+
+    Args:
+        index: Number of the GPU.
+        persistence: Whether the driver stays loaded without a process; None if unknown.
+        ecc: Whether its memory corrects errors; None if it cannot, or is unknown.
+        uncorrected: Errors since the driver was loaded that ECC could not correct.
+        mig: Whether it is split into MIG slices.
+    """
+
+    index: int
+    persistence: bool | None
+    ecc: bool | None
+    uncorrected: int
+    mig: bool
 
 
 def check_gpus(*, has_torch: bool) -> Iterator[CheckResult]:
     """Check the GPUs that the driver has."""
-    if states := nvidia_smi.gpu_states():
+    if states := gpu_states():
         yield _check_persistence(states)
         yield _check_memory_errors(states)
         yield _check_mig(states)
@@ -58,7 +91,7 @@ def _check_mig(states: Sequence[GpuState]) -> CheckResult:
 
 
 def _check_nvlink(gpus: int) -> CheckResult:
-    without = nvidia_smi.pairs_without_nvlink()
+    without = pairs_without_nvlink()
     if not without:
         return CheckResult("NVLink", "ok", f"between all {gpus} GPUs")
     first, second = without[0]
@@ -87,3 +120,57 @@ def _check_jpeg_decoder() -> CheckResult:
 
 def _names(indices: Sequence[int]) -> str:
     return ", ".join(f"GPU {index}" for index in indices)
+
+
+def gpu_states() -> list[GpuState]:
+    """Return the state of each GPU; empty if nvidia-smi is missing or fails."""
+    text = _run_nvidia_smi(["--query-gpu=" + ",".join(STATE_FIELDS), "--format=csv,noheader,nounits"])
+    rows = [[value.strip() for value in line.split(",")] for line in text.splitlines()]
+    return [_parse_state(row) for row in rows if len(row) == len(STATE_FIELDS) and row[0].isdigit()]
+
+
+def pairs_without_nvlink() -> list[tuple[int, int]]:
+    """Return the pairs of GPUs that no NVLink connects; empty if there is one GPU, or nvidia-smi fails."""
+    return parse_topology(_run_nvidia_smi(["topo", "-m"]))
+
+
+def parse_topology(text: str) -> list[tuple[int, int]]:
+    """Return the pairs of GPUs that no NVLink connects in the matrix of `nvidia-smi topo -m`."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in text.splitlines()]
+    rows = {words[0]: words[1:] for words in lines if words and re.fullmatch(r"GPU\d+", words[0]) and "X" in words}
+    names = list(rows)
+    return [
+        (int(names[a][3:]), int(names[b][3:]))
+        for a in range(len(names))
+        for b in range(a + 1, len(names))
+        if b < len(rows[names[a]]) and not rows[names[a]][b].startswith("NV")
+    ]
+
+
+def _parse_state(row: Sequence[str]) -> GpuState:
+    index, persistence, ecc, uncorrected, mig = row
+    return GpuState(
+        int(index),
+        _is_enabled(persistence),
+        _is_enabled(ecc),
+        int(uncorrected) if uncorrected.isdigit() else 0,
+        _is_enabled(mig) is True,
+    )
+
+
+def _is_enabled(text: str) -> bool | None:
+    return {"enabled": True, "disabled": False}.get(text.lower())
+
+
+def _run_nvidia_smi(arguments: list[str]) -> str:
+    """Return what nvidia-smi prints; "" if it is missing, fails or hangs."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, check=False, timeout=NVIDIA_SMI_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -19,7 +19,7 @@ from podscale.cli.options import (
     complete_run,
     expand_option_groups,
 )
-from podscale.cli.predict_job import PredictionOptions, submit_prediction
+from podscale.cli.predict import PredictionOptions, submit_prediction
 from podscale.errors import ExitCode, InputError
 from podscale.util.formatting import format_duration
 from podscale.util.terminal import paint, terminal_width

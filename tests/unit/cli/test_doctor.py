@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from podscale.cli import machine_doctor, main
+from podscale.cli import doctor, main
 from podscale.data import native
 from podscale.hardware import TPU_CHIPS
 from podscale.util import host_info
@@ -19,7 +19,7 @@ def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
 
 
 def test_every_finding_that_is_not_fine_says_what_to_do(tmp_path):
-    findings = machine_doctor.check_machine(tmp_path)
+    findings = doctor.check_machine(tmp_path)
     assert len(by_subject(findings)) == len(findings)
     for finding in findings:
         assert finding.found
@@ -27,19 +27,19 @@ def test_every_finding_that_is_not_fine_says_what_to_do(tmp_path):
 
 
 def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_doctor, "_check_engine", lambda: iter(()))
+    monkeypatch.setattr(doctor, "_check_engine", lambda: iter(()))
     assert main(["doctor", "--workspace", str(tmp_path), "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
     assert {"subject", "verdict", "found", "advice"} == set(results[0])
-    monkeypatch.setattr(machine_doctor.os, "access", lambda *_: False)
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     assert main(["doctor", "--workspace", str(tmp_path / "new")]) == 2
     assert "missing" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_reported(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine_doctor, "installed", lambda package: None)
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
     monkeypatch.setattr(host_info, "memory_info", lambda: host_info.MemoryInfo(2**30, 2**29, 2**20))
-    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    checks = by_subject(doctor.check_machine(tmp_path))
     assert checks["PyTorch"].verdict == "missing"
     assert "pip install 'podscale[torch]'" in checks["PyTorch"].advice
     assert checks["kfp"].verdict == "missing"
@@ -49,37 +49,37 @@ def test_what_is_missing_is_reported(monkeypatch, tmp_path):
 
 
 def test_the_native_decoder_and_the_cost_of_its_absence(monkeypatch, tmp_path):
-    check = by_subject(machine_doctor.check_machine(tmp_path))["native decoder"]
+    check = by_subject(doctor.check_machine(tmp_path))["native decoder"]
     assert check.verdict == ("ok" if native.kernels()[:1] not in ([], ["portable"]) else "note")
     monkeypatch.setattr(native, "_native", SimpleNamespace(kernels=lambda: ["portable"]))
     monkeypatch.setattr(native, "pillow_order", lambda: "rows first")
-    assert "neither AVX2" in by_subject(machine_doctor.check_machine(tmp_path))["native decoder"].found
+    assert "neither AVX2" in by_subject(doctor.check_machine(tmp_path))["native decoder"].found
     monkeypatch.setattr(native, "pillow_order", lambda: None)
-    assert "Pillow" in by_subject(machine_doctor.check_machine(tmp_path))["native decoder"].found
+    assert "Pillow" in by_subject(doctor.check_machine(tmp_path))["native decoder"].found
     monkeypatch.setattr(native, "_native", None)
-    check = by_subject(machine_doctor.check_machine(tmp_path))["native decoder"]
+    check = by_subject(doctor.check_machine(tmp_path))["native decoder"]
     assert check.verdict == "note"
     assert "with the same pixels" in check.found
     assert "cargo" in check.advice
 
 
 def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine_doctor, "installed", lambda package: None if package == "torch" else "1.0")
-    assert by_subject(machine_doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
+    monkeypatch.setattr(doctor, "installed", lambda package: None if package == "torch" else "1.0")
+    assert by_subject(doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tools")
-    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    checks = by_subject(doctor.check_machine(tmp_path))
     assert checks["PyTorch"].verdict == "note"
     assert "launch.image" in checks["PyTorch"].advice
     assert "in podscale-tools" in checks["podscale"].found
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
-    assert by_subject(machine_doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
+    assert by_subject(doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
 
 
 def test_the_image_for_gpus_says_where_they_come_from(monkeypatch, tmp_path):
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
-    assert "--gpus all" not in by_subject(machine_doctor.check_machine(tmp_path))["GPUs"].advice
+    assert "--gpus all" not in by_subject(doctor.check_machine(tmp_path))["GPUs"].advice
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
-    check = by_subject(machine_doctor.check_machine(tmp_path))["GPUs"]
+    check = by_subject(doctor.check_machine(tmp_path))["GPUs"]
     assert (check.verdict, check.found.split(";")[0]) == ("note", "none")
     assert "driver" in check.advice
     assert "--gpus all" in check.advice
@@ -106,33 +106,33 @@ def test_a_chip_with_two_devices_counts_twice(chip, devices, monkeypatch):
 
 def test_jax_devices_are_reported(monkeypatch, tmp_path):
     versions = {}
-    monkeypatch.setattr(machine_doctor, "installed", versions.get)
+    monkeypatch.setattr(doctor, "installed", versions.get)
     monkeypatch.setattr(host_info, "tpu_chips", list)
-    assert not {"TPUs", "JAX"} & set(by_subject(machine_doctor.check_machine(tmp_path)))
+    assert not {"TPUs", "JAX"} & set(by_subject(doctor.check_machine(tmp_path)))
     monkeypatch.setattr(host_info, "tpu_chips", lambda: ["v5e"] * 4)
-    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    checks = by_subject(doctor.check_machine(tmp_path))
     assert checks["TPUs"].found == "4 chips of v5e"
     assert (checks["JAX"].verdict, checks["JAX"].advice[:11]) == ("missing", "pip install")
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     versions |= {"jax": "1.0", "libtpu": "2.0"}
-    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    checks = by_subject(doctor.check_machine(tmp_path))
     assert checks["JAX"].verdict == "missing"
     assert "libtpu 2.0: it finds only cpu" in checks["JAX"].found
     monkeypatch.setattr(host_info, "tpu_chips", list)
-    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    checks = by_subject(doctor.check_machine(tmp_path))
     assert (checks["TPUs"].verdict, checks["JAX"].verdict) == ("note", "ok")
     assert " x cpu " in checks["JAX"].found
 
 
 def test_a_metrics_port_in_use(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(machine_doctor, "METRICS_PORT", server.getsockname()[1])
-        assert [finding.verdict for finding in machine_doctor._check_network()] == ["ok", "note"]
+        monkeypatch.setattr(doctor, "METRICS_PORT", server.getsockname()[1])
+        assert [finding.verdict for finding in doctor._check_network()] == ["ok", "note"]
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(machine_doctor, "_check_engine", lambda: iter(()))
+    monkeypatch.setattr(doctor, "_check_engine", lambda: iter(()))
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
     assert f"{host_info.cpu_count()} cores" in capsys.readouterr().out
@@ -147,7 +147,7 @@ def gpu_host(monkeypatch, *, driver: str, usable: bool) -> dict[str, CheckResult
     monkeypatch.setattr(software, "probe", lambda: found)
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
     monkeypatch.setattr(host_info, "nvidia_driver", lambda: driver)
-    return by_subject(list(machine_doctor._check_engine()))
+    return by_subject(list(doctor._check_engine()))
 
 
 def test_a_driver_older_than_cuda_is_reported(monkeypatch):

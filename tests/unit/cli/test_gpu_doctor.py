@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from podscale.cli import gpu_doctor
-from podscale.util import nvidia_smi
 from podscale.util.terminal import CheckResult
 
 LINKED = """
@@ -70,8 +69,8 @@ def test_what_is_wrong_has_its_remedy(smi, row: str, subject: str, verdict: str,
 
 
 def test_gpus_without_nvlink_are_named(smi) -> None:
-    assert nvidia_smi.parse_topology(LINKED) == []
-    assert nvidia_smi.parse_topology(PARTLY) == [(0, 2), (1, 2)]
+    assert gpu_doctor.parse_topology(LINKED) == []
+    assert gpu_doctor.parse_topology(PARTLY) == [(0, 2), (1, 2)]
     result = smi("".join(f"{n}, Enabled, Enabled, 0, Disabled\n" for n in range(3)), PARTLY)["NVLink"]
     assert result.verdict == "note"
     assert result.found.startswith("not between GPU 0 and GPU 2 and 1 other pairs")
@@ -100,7 +99,7 @@ def test_the_open_driver_needs_no_module(smi, tmp_path: Path, monkeypatch: pytes
 def test_a_failing_or_missing_program_finds_nothing(smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert smi("NVIDIA-SMI has failed\n", code=9) == {}
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    monkeypatch.setattr(nvidia_smi, "TIMEOUT_SECONDS", 0.2)
-    assert nvidia_smi.gpu_states() == []
+    monkeypatch.setattr(gpu_doctor, "NVIDIA_SMI_SECONDS", 0.2)
+    assert gpu_doctor.gpu_states() == []
     monkeypatch.setenv("PATH", "")
-    assert nvidia_smi.gpu_states() == []
+    assert gpu_doctor.gpu_states() == []
