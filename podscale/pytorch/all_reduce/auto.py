@@ -15,8 +15,7 @@ from torch import distributed as dist
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
 from podscale.distributed.waits import waiting_for
-from podscale.hardware.all_reduce_choice import AllReduceChoice, choose_all_reduce, fit_link_axis
-from podscale.hardware.collective_cost import Fabric, LinkAxis
+from podscale.hardware.collective_cost import AllReduceChoice, Fabric, LinkAxis, choose_all_reduce, fit_link_axis
 from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES, AllReduce
 from podscale.pytorch.mesh import Axis, build_line, build_mesh, plan_rows
 from podscale.pytorch.stored_choice import StoredChoice

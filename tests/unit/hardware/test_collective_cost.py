@@ -5,13 +5,15 @@ import math
 import pytest
 
 from benchmarks.network.nccl_model import NcclCluster, nccl_best_seconds
-from podscale.hardware.all_reduce_choice import choose_all_reduce, fit_affine_cost, fit_link_axis
 from podscale.hardware.collective_cost import (
     ALGORITHMS,
     Fabric,
     LinkAxis,
     bandwidth_bound,
+    choose_all_reduce,
     crossover_bytes,
+    fit_affine_cost,
+    fit_link_axis,
     flat,
     hierarchical,
     torus2d,
