@@ -1,18 +1,18 @@
-"""Terminal display of a local run: stages, progress, and the table at the end."""
+"""Displays of a launch of the local pipeline: on a terminal with the table at the end, or by a function."""
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from podscale.api.launch_display import LaunchDisplay
 from podscale.config import RunConfig
 from podscale.config.preflight.storage import shard_set_counts
 from podscale.errors import ExitCode
 from podscale.pipelines.local_runner import LaunchResult, LocalLaunch
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
 from podscale.telemetry.endpoint import Endpoint
-from podscale.telemetry.events import FileTail, parse_record
+from podscale.telemetry.events import EventRecord, FileTail, parse_record
 from podscale.telemetry.step_log import StepLog
 from podscale.util import progress_reports
 from podscale.util.formatting import format_count, format_duration
@@ -21,6 +21,35 @@ from podscale.version import VERSION
 
 OVERHEAD_GOAL = 0.10
 """Goal for the pipeline's own fraction of the wall time."""
+
+
+class LaunchDisplay:
+    """Receiver of the progress of a launch; this one ignores it."""
+
+    def moved_aside(self, directory: Path) -> None:
+        """Receive the directory of an earlier run of this id."""
+
+    def begin(self) -> None:
+        """Receive the start of the launch; the caller holds the lease of the run directory."""
+
+    def update(self, launch: LocalLaunch) -> None:
+        """Receive the state of the launch, about ten times a second."""
+
+
+class RecordForwarder(LaunchDisplay):
+    """Receiver that calls a function with each new record of metrics.jsonl."""
+
+    def __init__(self, config: RunConfig, callback: Callable[[EventRecord], None]) -> None:
+        self._path, self._callback = RunDirectory.for_config(config).metrics, callback
+        self._lines: FileTail | None = None
+
+    def begin(self) -> None:
+        self._lines = FileTail(self._path)
+
+    def update(self, launch: LocalLaunch) -> None:
+        for line in self._lines.read_lines() if self._lines is not None else ():
+            if (record := parse_record(line)) is not None:
+                self._callback(record)
 
 
 class LaunchView(LaunchDisplay):

@@ -3,20 +3,18 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from podscale.api.documents import Document, load
-from podscale.api.launch_display import LaunchDisplay, RecordForwarder
+from podscale.api.launch_view import LaunchDisplay, LaunchView, RecordForwarder
 from podscale.api.results import Run
 from podscale.config import RunConfig
 from podscale.errors import InputError, error_from_exit_code
+from podscale.pipelines.local_runner import LaunchResult, run_locally
+from podscale.pipelines.stage_runners import ContainerRunner, ProcessRunner
 from podscale.runs import Lease, RunDirectory, check_not_taken, stage_outcomes
 from podscale.runs.stage_outcomes import EXIT_INTERRUPTED
 from podscale.runs.user_code import user_code
-
-if TYPE_CHECKING:
-    from podscale.pipelines.local_runner import LaunchResult
-    from podscale.pipelines.stage_runners import StageRunner
 
 RunnerName = Literal["process", "docker"]
 RUNNERS: dict[RunnerName, Literal["here", "containers"]] = {"process": "here", "docker": "containers"}
@@ -52,8 +50,6 @@ def run(
     if callable(progress):
         display = RecordForwarder(config, progress)
     elif progress:
-        from podscale.api.launch_view import LaunchView
-
         display = view = LaunchView(config, steps=True)
     result = run_pipeline(config, display, runner=runner, fresh=fresh)
     if view is not None:
@@ -73,14 +69,13 @@ def run_pipeline(
     runner: str = "process",
     fresh: bool = False,
     verbose: bool = False,
-) -> "LaunchResult":
+) -> LaunchResult:
     """Run the pipeline of a document and return its result, also if a stage fails.
 
     Raises InputError if nothing could be started. One pipeline runs at a time in a process, because kfp's local
     runner has global settings.
     """
     from podscale.config.preflight import preflight
-    from podscale.pipelines.local_runner import run_locally
     from podscale.stages.known_data import start_problems
 
     if runner not in RUNNERS:
@@ -91,7 +86,7 @@ def run_pipeline(
     with user_code(config):
         target = RUNNERS[runner]
         preflight(config, target, others=start_problems(config, target, fresh=fresh))
-    stages = _build_runner(config, runner)
+    stages = ProcessRunner() if runner == "process" else ContainerRunner(config)
     if not fresh:
         stage_outcomes.check_run_document(config)
     if not _pipeline_lock.acquire(blocking=False):
@@ -105,9 +100,3 @@ def run_pipeline(
             return run_locally(config, lease, on_change=display.update, runner=stages, verbose=verbose)
     finally:
         _pipeline_lock.release()
-
-
-def _build_runner(config: RunConfig, name: str) -> "StageRunner":
-    from podscale.pipelines.stage_runners import ContainerRunner, ProcessRunner
-
-    return ProcessRunner() if name == "process" else ContainerRunner(config)
