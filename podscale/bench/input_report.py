@@ -1,6 +1,5 @@
 """Markdown and JSON report of `podscale bench input`: rates of the loaders, and the cores that a GPU needs."""
 
-import importlib.metadata
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from podscale.data.loaders.build_loader import decode_index_hint
 from podscale.data.shard_set import Split
 from podscale.hardware import find_gpu_chip
 from podscale.util import host_info
+from podscale.version import installed
 
 PACKAGES = ("pillow", "simplejpeg", "numpy", "torch", "torchvision", "nvidia-dali-cuda130")
 DEFAULT_CHIP = "H100"
@@ -122,7 +122,7 @@ def describe(
     Args:
         load: Load average before the measurement.
     """
-    versions = {"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    versions = {"Python": platform.python_version()} | {name: installed(name) or "not installed" for name in PACKAGES}
     pixels = split.column("width").astype(float) * split.column("height")
     return {
         "command": command,
@@ -159,10 +159,3 @@ def _fastest(rows: Sequence[InputRow]) -> list[InputRow]:
     for row in rows:
         fastest[row.loader] = max(row, fastest.get(row.loader, row), key=lambda one: one.per_second)
     return list(fastest.values())
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from podscale.bench.images import write_synthetic_shard_set
 from podscale.bench.ranks import run_workers
-from podscale.bench.synthetic_shards import write_synthetic_shard_set
 from podscale.bench.variants import BenchVariant
 from podscale.config import RunConfig
 from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest

@@ -278,7 +278,7 @@ def _input_rows(loaders: str, workers: str | None, device: str) -> "list[InputRo
 
 def _pack(run: "RunConfig", folder: str) -> str:
     """Pack the images of data.source, without their labels, in `folder`; return the location of the shard set."""
-    from podscale.bench.input_images import copy_without_labels
+    from podscale.bench.images import copy_without_labels
     from podscale.stages import local
     from podscale.util.terminal import ProgressLine
 

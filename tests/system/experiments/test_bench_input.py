@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from podscale.bench.input_images import copy_without_labels
+from podscale.bench.images import copy_without_labels
 from podscale.cli import bench, main
 from podscale.cli.bench import input_rates
 from podscale.data.loaders import build_loader
