@@ -1,15 +1,28 @@
-"""Study document: the base run, the variants and the grid applied to it, and the settings of the results."""
+"""Study document: the base run, the variants and the grid applied to it, and the settings of the results.
 
+`read_study` reads it with the run document that it names and the commit of both.
+"""
+
+import subprocess
 from collections.abc import Mapping
-from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from podscale.config import RunConfig, loads
-from podscale.config.document import format_overrides
+from podscale.config import Defaults, RunConfig, loads, option_names
+from podscale.config.document import format_overrides, loads_as, merge_values, read_text
 from podscale.config.fields import Section, conflict_error
-from podscale.study.criteria import CriterionSection, OptionValues, SelectionSection
+from podscale.errors import InputError
+from podscale.study.sections import (
+    CriterionSection,
+    OptionValues,
+    PretrainingSection,
+    ProvenanceSection,
+    RateSection,
+    SelectionSection,
+    Variant,
+)
 from podscale.util.formatting import suggest_similar
 
 RATE_OPTION = "train.schedule.learning_rate"
@@ -18,101 +31,8 @@ START_OPTION = f"{START_SECTION}.run"
 BATCH_OPTION = "train.global_batch"
 MIN_SEEDS = 3
 """Fewest seeds of a study with criteria."""
-
-
-class SweepSection(Section):
-    """Learning rates around that of the rule or table, tried before all seeds run."""
-
-    factors: tuple[float, ...] = Field(
-        (0.5, 1.0, 2.0), description="Factors on the rate of the rule or table.", min_length=2
-    )
-    widen: int = Field(2, description="Maximal number of further rates, added while the best rate is at an edge.", ge=0)
-    seeds: int = Field(1, description="Number of the study's seeds that each rate runs with; their mean decides.", ge=1)
-
-    @field_validator("factors")
-    @classmethod
-    def _rise(cls, factors: tuple[float, ...]) -> tuple[float, ...]:
-        if list(factors) != sorted(set(factors)) or factors[0] <= 0:
-            raise ValueError("not positive and rising")
-        return factors
-
-
-class RateSection(Section):
-    """Source of a trial's learning rate: a rule or a table, and a sweep around it."""
-
-    at: float | str | None = Field(
-        None, description="Learning rate at `batch`, or the name of a variant whose chosen rate is used."
-    )
-    batch: int | None = Field(None, description="Batch that `at` is for; default: each trial's own.", ge=1)
-    rule: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="Scaling of the rate from `batch` to a trial's batch: none, in proportion, or by the square root.",
-    )
-    table: dict[int, float] = Field({}, description="Rates by batch, instead of `at` and `rule`.")
-    sweep: SweepSection | None = Field(
-        None, description="Try rates around that of the rule or table, and use the best."
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> "RateSection":
-        if (self.at is None) == (not self.table):
-            raise conflict_error("at", "give either `at` or `table`")
-        if self.rule != "none" and (self.at is None or self.batch is None):
-            raise conflict_error("rule", "needs `at` and the `batch` that it is for", got=self.rule)
-        rates = [*self.table.values(), *([self.at] if isinstance(self.at, float) else [])]
-        if any(rate <= 0 for rate in rates):
-            raise conflict_error("at" if self.table == {} else "table", "rates must be positive", got=min(rates))
-        return self
-
-
-class Variant(Section):
-    """One line of the comparison: settings under a name."""
-
-    name: str = Field(..., min_length=1, max_length=60)
-    set: OptionValues = Field({}, description="Options of the variant, by dotted name.")
-    start_from: str | None = Field(
-        None, description="Pretraining whose model of the same seed the trials start from (`train.start_from.run`)."
-    )
-    learning_rate: RateSection | None = Field(None, description="Learning rate; default: the study's.")
-    search: dict[str, tuple[Any, ...]] = Field(
-        {}, description="Values to try by option, in all combinations; `selection` chooses among them."
-    )
-    search_of: str | None = Field(
-        None, description="Variant whose chosen options this one uses too, instead of a search of its own."
-    )
-
-    @property
-    def candidates(self) -> list[OptionValues]:
-        """Return all combinations of the search's values, in the order of the document; empty without a search."""
-        if not self.search:
-            return []
-        return [dict(zip(self.search, values, strict=True)) for values in product(*self.search.values())]
-
-    @model_validator(mode="after")
-    def _check_search(self) -> "Variant":
-        for option, values in self.search.items():
-            if not values or len(set(map(repr, values))) < len(values):
-                raise conflict_error(f"search.{option}", "needs values, each once", got=values)
-            if option in self.set:
-                raise conflict_error(f"search.{option}", f"set by {self.name} as well", hint="Remove one.")
-        if self.search and self.search_of is not None:
-            raise conflict_error("search_of", f"{self.name} has a search of its own", got=self.search_of)
-        return self
-
-
-class PretrainingSection(Section):
-    """Training whose model variants start from: once for each seed, before the trials that need it."""
-
-    name: str = Field(..., min_length=1, max_length=60)
-    set: OptionValues = Field({}, description="Options on top of the study's, by dotted name.")
-
-
-class ProvenanceSection(Section):
-    """Version of the document's file; `podscale study` fills it in."""
-
-    file: str = Field("", description="Name of the file.")
-    commit: str | None = Field(None, description="Last commit of the file; none if it differs from that or has none.")
-    committed: str | None = Field(None, description="Date of that commit, ISO 8601.")
+GIT_SECONDS = 30
+"""Timeout of a call of git, seconds."""
 
 
 class StudyDocument(Section):
@@ -176,7 +96,7 @@ class StudyDocument(Section):
             raise conflict_error("target", "missing, and choose=updates needs it")
         self._check_rates(names)
         self._check_pretraining(names)
-        self._check_selection(names)
+        self._check_selection()
         self._check_criteria(names)
         return self
 
@@ -200,7 +120,7 @@ class StudyDocument(Section):
                 if name == START_SECTION or name.startswith(f"{START_SECTION}."):
                     raise conflict_error(name, f"{variant.name} starts from {variant.start_from}", hint="Remove one.")
 
-    def _check_selection(self, names: list[str]) -> None:
+    def _check_selection(self) -> None:
         """Check that all searches have equally many candidates, and that every reference is to a search."""
         searching = {variant.name: len(variant.candidates) for variant in self.variants if variant.search}
         if searching and self.selection is None:
@@ -272,3 +192,65 @@ class StudyDocument(Section):
         assert not isinstance(self.run, str), "read_study replaces the name by the document"
         base = [*format_overrides(self.run), *format_overrides(self.set), *format_overrides(settings)]
         return loads("{}", f"study {self.name}", base)
+
+
+def read_study(
+    path: Path, changes: Mapping[str, Any], find_run: Any, defaults: Defaults | None = None
+) -> StudyDocument:
+    """Read the study at `path` and embed the run document that it names.
+
+    Args:
+        changes: options applied to every trial.
+        find_run: maps the name of the run (preset or path) to its file.
+        defaults: defaults of the run document.
+
+    Raises:
+        InputError: the file is not readable, a key is unknown or a value is wrong.
+    """
+    study = loads_as(StudyDocument, read_text(path), str(path))
+    run, files = study.run, [path]
+    if isinstance(run, str):
+        neighbour = path.parent / run
+        file = find_run(str(neighbour) if neighbour.is_file() else run)
+        files.append(file)
+        # Without built-in defaults, which depend on the study's settings.
+        run = _read_mapping(read_text(file), str(file))
+    if defaults is not None:
+        run = merge_values(_read_mapping(defaults.text, defaults.name), run)
+    changed = {"run": run, "set": {**study.set, **changes}, "provenance": document_provenance(*files)}
+    study = study.model_copy(update=changed)
+    known = set(option_names())
+    if unknown := [name for name in study.grid if name not in known]:
+        hint = "docs/reference/options.md lists them."
+        raise InputError("unknown option", field="grid", got=unknown[0], hint=hint, location=str(path))
+    return study
+
+
+def _read_mapping(text: str, name: str) -> dict[str, Any]:
+    return dict(loads_as(_AnyMapping, text, name).model_extra or {})
+
+
+class _AnyMapping(Section, extra="allow"):
+    """Any mapping; its content is checked later, together with the study's settings."""
+
+
+def document_provenance(path: Path, *others: Path) -> ProvenanceSection:
+    """Return the last commit of a document and of the files that it refers to; none if a file differs from it."""
+    unknown = ProvenanceSection(file=path.name)
+    folder, names = path.resolve().parent, [str(file.resolve()) for file in (path, *others)]
+    try:
+        changed = _git(folder, "status", "--porcelain", "--", *names)
+        last = _git(folder, "log", "-1", "--format=%H %cI", "--", *names).split()
+        inside = _git(folder, "ls-files", "--full-name", "--", names[0]).strip()
+    except (OSError, subprocess.SubprocessError):
+        return unknown
+    if changed.strip() or len(last) != 2 or not inside:
+        return unknown
+    return ProvenanceSection(file=inside, commit=last[0], committed=last[1])
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+    )
+    return done.stdout

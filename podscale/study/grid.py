@@ -7,9 +7,9 @@ from itertools import product
 
 from podscale.config import RunConfig
 from podscale.errors import InputError, InputErrors
-from podscale.study.criteria import OptionValues
 from podscale.study.document import BATCH_OPTION, StudyDocument
 from podscale.study.records import GetRecord, trial_key
+from podscale.study.sections import OptionValues
 from podscale.study.sweep_series import GridPoint, PlannedTrial, PretrainingSeries, SweepSeries, Trial
 
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from podscale.study.document import ProvenanceSection, StudyDocument
+from podscale.study.document import StudyDocument
+from podscale.study.sections import ProvenanceSection
 
 _PROSE = {"title", "question", "reading", "x", "papers", "time_box_minutes", "cell_seconds", "provenance"}
 """Keys of the document that affect neither trials nor verdicts."""

@@ -20,11 +20,18 @@ from podscale.study.grid import TrialGrid
 from podscale.study.protocol import ProtocolLaunch, describe_protocol, first_launch, protocol_digest, read_launches
 from podscale.study.records import RecordStore
 from podscale.study.result_charts import chart_blocks
-from podscale.study.result_summary import summary_sentences
-from podscale.study.result_tables import candidate_table, comparison_table, pretraining_table, range_table, trial_table
+from podscale.study.result_text import (
+    candidate_table,
+    comparison_table,
+    criteria_table,
+    pretraining_table,
+    range_table,
+    summary_sentences,
+    trial_table,
+    verdict_text,
+)
 from podscale.study.results import StudyResults, study_results
 from podscale.study.verdict import study_verdict
-from podscale.study.verdict_blocks import criteria_table, verdict_text
 from podscale.util import env, host_info
 from podscale.util.files import write_atomically
 from podscale.version import VERSION, installed

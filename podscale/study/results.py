@@ -6,11 +6,11 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from podscale.study.criteria import OptionValues
 from podscale.study.critical_batch import CriticalBatch, critical_batch
 from podscale.study.document import BATCH_OPTION, StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
+from podscale.study.sections import OptionValues
 from podscale.study.seed_statistics import MeanDifference, mean_deviation, mean_difference, paired_difference
 from podscale.study.sweep_series import SweepSeries, format_option_value, known_records, short_option_name
 

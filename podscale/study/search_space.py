@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from podscale.errors import InputError
-from podscale.study.document import RateSection, StudyDocument, SweepSection
+from podscale.study.document import StudyDocument
 from podscale.study.grid import TrialGrid
+from podscale.study.sections import RateSection, SweepSection
 from podscale.study.sweep_series import round_rate
 
 VARIANT, RATE_FACTOR = "variant", "rate_factor"

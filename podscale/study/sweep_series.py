@@ -11,16 +11,9 @@ from typing import Any, Self
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.study.criteria import OptionValues
-from podscale.study.document import (
-    RATE_OPTION,
-    START_OPTION,
-    PretrainingSection,
-    RateSection,
-    StudyDocument,
-    Variant,
-)
+from podscale.study.document import RATE_OPTION, START_OPTION, StudyDocument
 from podscale.study.records import GetRecord, TrialRecord
+from podscale.study.sections import OptionValues, PretrainingSection, RateSection, Variant
 
 GridPoint = tuple[tuple[str, Any], ...]
 """Point of the grid: (option, value) in the order of the document."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from podscale.study.criteria import CriterionSection, OptionValues
 from podscale.study.records import TrialRecord
 from podscale.study.results import ResultGroup, StudyResults, paired_records
+from podscale.study.sections import CriterionSection, OptionValues
 from podscale.study.seed_statistics import MeanDifference, paired_difference
 from podscale.study.sweep_series import format_option_value, short_option_name
 

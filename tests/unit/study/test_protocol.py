@@ -8,8 +8,8 @@ import pytest
 
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
-from podscale.study.document import ProvenanceSection
 from podscale.study.protocol import describe_protocol, protocol_digest, read_launches, record_launch
+from podscale.study.sections import ProvenanceSection
 
 STUDY = """
 name: s

@@ -19,8 +19,7 @@ from podscale.study.critical_batch import critical_batch
 from podscale.study.grid import TrialGrid
 from podscale.study.publish import measurement_conditions, render_csv, result_blocks, write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
-from podscale.study.result_summary import summary_sentences
-from podscale.study.result_tables import comparison_table, range_table
+from podscale.study.result_text import comparison_table, range_table, summary_sentences
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
 from podscale.study.trial import build_record, trial_outcome

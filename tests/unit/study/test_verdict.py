@@ -13,8 +13,7 @@ from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.publish import write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
-from podscale.study.result_summary import summary_sentences
-from podscale.study.result_tables import comparison_table
+from podscale.study.result_text import comparison_table, summary_sentences
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import paired_difference
 from podscale.study.sweep_series import Trial
