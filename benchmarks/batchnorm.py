@@ -21,7 +21,7 @@ from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
 from benchmarks.measure import median_ratio
 from benchmarks.world import run_world
-from podscale.config.batch_norm_groups import BatchNormGroup
+from podscale.config.ranks import BatchNormGroup
 from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.world import World
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from podscale.config import RunConfig, option_names
-from podscale.config.option_names import section_of
+from podscale.config.fields import is_section, section_of
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 TARGET = REFERENCE / "options.md"
@@ -232,7 +232,7 @@ def _model_of(info: FieldInfo) -> type[BaseModel]:
 
 def _subsection(info: FieldInfo) -> type[BaseModel] | None:
     kind = info.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return kind if is_section(kind) else None
 
 
 def _entry(info: FieldInfo) -> type[BaseModel] | None:

@@ -4,8 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import JsonValue, WithJsonSchema, field_validator, model_validator
 
-from podscale.config.choices import PLUGINS, check_choice, check_plugin_options, choice_schema
-from podscale.config.fields import Section, conflict_error, placement_field, result_field
+from podscale.config.fields import (
+    PLUGINS,
+    Section,
+    check_choice,
+    check_plugin_options,
+    choice_schema,
+    conflict_error,
+    placement_field,
+    result_field,
+)
 from podscale.config.schedule import CropSection
 from podscale.util.plugins import plugin_name
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from podscale.config.fields import is_section_name, option_names_of, suggest_key
 from podscale.config.optimizer import OPTIMIZER_NAMES, has_optimizer_option
-from podscale.config.option_names import is_section_name, option_names_of, suggest_key
 from podscale.config.outside_code import record_code, record_plugins
 from podscale.config.run_config import RunConfig
 from podscale.config.yaml_reader import KeyLocations, NotYaml, dump_yaml, parse_yaml

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.fields import Section, conflict_error
+from podscale.config.ranks import devices_per_rank
 from podscale.config.run import RunDocument
 from podscale.errors import format_error
 

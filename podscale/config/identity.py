@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeGuard, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from podscale.config.data import DataSection
-from podscale.config.fields import FieldClass
+from podscale.config.fields import FieldClass, is_section
 from podscale.config.run import RunDocument
 from podscale.config.run_config import RunConfig
 
@@ -96,14 +96,10 @@ def _iter_section_lists(model: type[BaseModel], prefix: str = "") -> Iterator[tu
     """Yield the dotted name of each list of sections, and the type of its entries."""
     for name, info in model.model_fields.items():
         kind = info.annotation
-        if _is_section(kind):
+        if is_section(kind):
             yield from _iter_section_lists(kind, f"{prefix}{name}.")
-        elif get_origin(kind) is tuple and _is_section(entry := get_args(kind)[0]):
+        elif get_origin(kind) is tuple and is_section(entry := get_args(kind)[0]):
             yield f"{prefix}{name}", entry
-
-
-def _is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def result_values(config: RunConfig) -> dict[str, Any]:

@@ -10,8 +10,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, JsonValue, WithJsonSchema, model_validator
 
-from podscale.config.choices import check_choice, check_plugin_options, choice_schema
-from podscale.config.fields import Section, conflict_error, result_field
+from podscale.config.fields import (
+    Section,
+    check_choice,
+    check_plugin_options,
+    choice_schema,
+    conflict_error,
+    result_field,
+)
 from podscale.util.formatting import join_words
 
 

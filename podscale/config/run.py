@@ -1,7 +1,7 @@
 """Run document: its sections as fields, and the sections of the run itself.
 
 The JSON schema for editors and the chart is generated from here. A section checks its own fields;
-podscale.config.checks has the checks across sections.
+podscale.config.run_config has the checks across sections.
 """
 
 from typing import Literal

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.config.model import BatchNormSection
+from podscale.config.ranks import BatchNormGroup
 from podscale.jax.mesh import GROUP, RANKS, SPATIAL, AxisNames
 from podscale.jax.spatial import Tiles
 

@@ -21,9 +21,8 @@ from jax import Array, Device
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.config import RunConfig
-from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import batch_phases
-from podscale.config.checks import check_ranks
+from podscale.config.ranks import batch_norm_group, check_ranks
 from podscale.errors import InputError
 
 SLICES = ("slice",)

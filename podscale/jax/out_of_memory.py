@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from podscale.config import RunConfig
 from podscale.config.batch_phases import BatchPhase
-from podscale.config.checks import fits_devices
+from podscale.config.ranks import fits_devices
 from podscale.errors import InputError
 from podscale.util.formatting import format_bytes
 

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.config.ranks import batch_norm_group
 from podscale.data.step_positions import StepPositions
 from podscale.errors import InputError
 from podscale.jax.all_reduce import AllReduce, build_all_reduce

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath, PurePosixPath
 
 from podscale.config import RunConfig
-from podscale.config.checks import check_ranks
 from podscale.config.preflight.host import input_cache_bytes, shared_memory_bytes
+from podscale.config.ranks import check_ranks
 from podscale.data.shard_groups import check_shard_groups
 from podscale.errors import InputError, combine_errors
 from podscale.hardware import Hardware

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from podscale import models
 from podscale.config import RunConfig, TrainSection
-from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import BatchPhase, batch_phases
+from podscale.config.ranks import batch_norm_group
 from podscale.config.train import AllReduceSection
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig
-from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.config.ranks import batch_norm_group
 from podscale.data.step_positions import StepPositions, step_positions
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from podscale import models
 from podscale.config import RunConfig, TrainSection, dumps, loads
 from podscale.config.batch_phases import largest_pass
-from podscale.config.checks import check_ranks
 from podscale.config.preflight.host import MIN_PROCESS_BYTES, processes_per_node
+from podscale.config.ranks import check_ranks
 from podscale.errors import InputError
 from podscale.training.fine_tuning import learning_rate_scales, trained_spec
 from podscale.training.shampoo import preconditioner_elements

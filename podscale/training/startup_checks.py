@@ -17,11 +17,10 @@ import numpy as np
 
 from podscale import version
 from podscale.config import RunConfig, result_values
-from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.batch_phases import batch_phases
-from podscale.config.checks import check_ranks
 from podscale.config.fields import FieldClass
 from podscale.config.identity import field_values
+from podscale.config.ranks import batch_norm_group, check_ranks
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from podscale.config.batch_norm_groups import BatchNormGroup
+from podscale.config.ranks import BatchNormGroup
 from podscale.jax.batch_norm import BatchNorm, ChannelStatistics, assign_batch_norm_groups
 from podscale.jax.mesh import RANKS, arrange_devices
 from tests.support.xla import list_groups

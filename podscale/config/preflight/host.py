@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from podscale.config.batch_phases import largest_batch, largest_pass
-from podscale.config.checks import check_ranks
+from podscale.config.ranks import check_ranks
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util import host_info

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from podscale.config.checks import fits_devices
+from podscale.config.ranks import fits_devices
 from podscale.errors import InputError
 from podscale.jax.aot.request import CompileRequest, cached_result
 from podscale.util.formatting import format_count

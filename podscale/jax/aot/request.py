@@ -19,8 +19,8 @@ from typing import Any
 
 from podscale import errors
 from podscale.config import RunConfig
-from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.identity import fingerprint
+from podscale.config.ranks import devices_per_rank
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import Topology
 from podscale.jax.xla_flags import xla_environment
@@ -42,7 +42,7 @@ FRAMEWORK_FREE = (
     "training/param_layout.py",
     "training/nlcg_rates.py",
     "training/shampoo.py",
-    "config/batch_norm_groups.py",
+    "config/ranks.py",
     "config/batch_phases.py",
     "data/step_positions.py",
     "training/schedules.py",

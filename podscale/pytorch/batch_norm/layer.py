@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.config.model import BatchNormSection
+from podscale.config.ranks import BatchNormGroup
 from podscale.pytorch.batch_norm.groups import ghost_batch_norm, sync_batch_norm
 from podscale.pytorch.world import World
 

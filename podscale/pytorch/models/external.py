@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from podscale.config import ModelSection
-from podscale.config.model import BatchNormSection
-from podscale.config.model_names import model_source
+from podscale.config.model import BatchNormSection, model_source
 from podscale.errors import InputError
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.util.formatting import first_line, suggest_similar

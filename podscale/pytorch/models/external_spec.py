@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from podscale.config import ModelSection
-from podscale.config.model_names import ModelSource, model_source
+from podscale.config.model import ModelSource, model_source
 from podscale.errors import InputError
 from podscale.models.spec import BufferSpec, ModelSpec, Normalisation, ParamSpec, Role
 from podscale.pytorch.batch_norm import BatchNorm

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from podscale.config.batch_norm_groups import BatchNormGroup
+from podscale.config.ranks import BatchNormGroup
 from podscale.pytorch.all_reduce import FlatAllReduce
 from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.batch_norm.layer import RunningStatistics

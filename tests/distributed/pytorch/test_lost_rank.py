@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from podscale.config.batch_norm_groups import BatchNormGroup
+from podscale.config.ranks import BatchNormGroup
 from podscale.distributed.failure_report import PeerWatch
 from podscale.errors import PodscaleError
 from podscale.pytorch.all_reduce import FlatAllReduce

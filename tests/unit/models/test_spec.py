@@ -4,7 +4,7 @@ import pytest
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.config.model_names import CATALOGUE_NAMES
+from podscale.config.model import CATALOGUE_NAMES
 from tools import models_reference
 
 PARAMETERS = {

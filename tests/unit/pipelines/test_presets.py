@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from podscale.config import load
-from podscale.config.batch_norm_groups import batch_norm_group
-from podscale.config.checks import check_ranks
 from podscale.config.engine_support import requests_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
+from podscale.config.ranks import batch_norm_group, check_ranks
 from podscale.data.step_positions import step_positions
 from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets

@@ -392,7 +392,7 @@ def test_every_option_that_changes_the_program_changes_the_key(monkeypatch: pyte
 def test_the_key_covers_the_modules_of_the_step_only() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in jax_request._source_modules()}
     step = {"jax/train_step.py", "jax/mesh.py", "optim/lars.py", "jax/all_reduce.py", "jax/batch_norm.py"}
-    assert {*step, "aot/compiler.py", "models/branches.py", "config/batch_norm_groups.py"} <= names
+    assert {*step, "aot/compiler.py", "models/branches.py", "config/ranks.py"} <= names
     assert not {"aot/compile_report.py", "aot/hlo.py", "jax/worker.py", "jax/world.py"} & names
 
 

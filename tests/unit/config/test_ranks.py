@@ -6,8 +6,8 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
-from podscale.config.batch_norm_groups import BatchNormGroup, batch_norm_group
 from podscale.config.fields import input_error
+from podscale.config.ranks import BatchNormGroup, batch_norm_group
 
 
 def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:

@@ -1,9 +1,15 @@
-"""Batch norm groups: images per statistics and the ranks that share them."""
+"""Ranks of a run document: the devices that share an image, batch norm groups, and whether a number of devices fits.
+
+A batch norm group is the images that share statistics, and the ranks that compute them together.
+"""
 
 from dataclasses import dataclass
 from math import prod
 
-from podscale.config.fields import conflict_error
+from pydantic_core import PydanticCustomError
+
+from podscale.config.batch_phases import check_each_batch
+from podscale.config.fields import conflict_error, input_error
 from podscale.config.run import RunDocument
 
 
@@ -79,3 +85,47 @@ def check_batch_norm_span(config: RunDocument) -> None:
             f"(train.global_batch {train.global_batch} / train.accumulation {train.accumulation})",
             got=section.span,
         )
+
+
+def check_batch_divisible(config: RunDocument, parts: int = 1, unit: str = "") -> None:
+    """Raise if the global batch does not divide into equal passes of `parts` ranks or processes."""
+    batch, accumulation = config.train.global_batch, config.train.accumulation
+    if batch % (parts * accumulation):
+        passes = f"{unit} x accumulation = {parts} x" if unit else "train.accumulation"
+        raise conflict_error("train.global_batch", f"not divisible by {passes} {accumulation}", got=batch)
+
+
+def check_device_count(config: RunDocument, devices: int) -> None:
+    """Raise if the document does not fit a number of devices."""
+    train, shared = config.train, devices_per_rank(config)
+    if devices % shared:
+        down, across = train.spatial_partitions
+        raise conflict_error(
+            "train.spatial_partitions",
+            f"{down} x {across} devices share an image, and this does not divide the {devices} devices of the run",
+            got=train.spatial_partitions,
+        )
+    ranks = devices // shared
+    check_batch_divisible(config, ranks, "ranks")
+    batch_norm_group(config, devices)
+    row = train.all_reduce.row
+    if row is not None and devices % row:
+        raise conflict_error("train.all_reduce.row", f"does not divide the {devices} ranks of the run", got=row)
+
+
+def check_ranks(config: RunDocument, devices: int) -> None:
+    """Raise InputError if a valid document does not fit a number of devices, with the batch of each phase."""
+    try:
+        check_each_batch(config, lambda each: check_device_count(each, devices))
+    except PydanticCustomError as error:
+        raise input_error(error.context) from None
+
+
+def fits_devices(config: RunDocument, devices: int) -> bool:
+    """Return True if batch, spans and rows of a document fit the number of devices."""
+    try:
+        check_each_batch(config, check_batch_norm_span)
+        check_each_batch(config, lambda each: check_device_count(each, devices))
+    except PydanticCustomError:
+        return False
+    return True

@@ -1,9 +1,9 @@
-"""Names of models in a document: the catalogue, and models from elsewhere with what they exclude."""
+"""Model section of a document: names of the catalogue, and models from elsewhere with what they exclude."""
 
 import pytest
 
 from podscale.config import dumps, load, loads
-from podscale.config.model_names import CATALOGUE_NAMES, ModelSource, is_model_name, model_source
+from podscale.config.model import CATALOGUE_NAMES, ModelSource, is_model_name, model_source
 from podscale.pipelines.presets import resolve_preset
 from tests.support.refusals import refused
 
