@@ -210,7 +210,7 @@ def export(document: str, shard_set: Any, exported: Any, page: Any = None) -> No
 def cells(study: str, series: int) -> None:
     """Run the missing trials of one sweep series of a study, in this pod."""
     from podscale.study.grid import TrialGrid
-    from podscale.study.pod_trials import run_in_pod
+    from podscale.study.runner import run_in_pod
 
     with stage_process("cells"):
         grid = TrialGrid(StudyDocument.model_validate_json(study))

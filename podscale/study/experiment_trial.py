@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from podscale.errors import ExitCode, PodscaleError
 from podscale.study.document import StudyDocument
 from podscale.study.grid import TrialGrid
-from podscale.study.pod_trials import run_in_pod
 from podscale.study.records import TrialRecord
+from podscale.study.runner import run_in_pod
 from podscale.study.search_space import narrow_study
 from podscale.study.sweep_series import known_records
 from podscale.util import env

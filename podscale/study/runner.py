@@ -1,4 +1,4 @@
-"""Runner of a study: starts trials as processes, several at a time, and records each as it finishes.
+"""Runner of a study: starts trials as processes, several at a time or one by one in a pod, and records each at its end.
 
 A diverged trial is a result. A failed trial gets no record: the study continues and reports it at the end, and the same
 command runs it again. A stop request is forwarded; the trainings save and resume in the next launch.
@@ -9,17 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podscale.config import RunConfig, data_fingerprint
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
-from podscale.runs import RunDirectory, read_outcomes
+from podscale.runs import Lease, RunDirectory, read_outcomes
 from podscale.stages import local
 from podscale.study.budget import TrialCosts
 from podscale.study.grid import TrialGrid
@@ -27,11 +26,17 @@ from podscale.study.protocol import record_launch
 from podscale.study.records import RecordStore, TrialRecord
 from podscale.study.sweep_series import SweepSeries, Trial
 from podscale.study.trial import build_record, read_trial_history, trial_directories, trial_outcome
+from podscale.util import host_info
 from podscale.util.files import write_atomically
+from podscale.util.formatting import format_count
+from podscale.util.processes import defer_signals
 
 POLL_SECONDS = 0.05
 MAX_CONSECUTIVE_FAILURES = 3
 """Trials in a row whose failure, other than divergence, ends the study: the cause is then not a single trial's."""
+SHARDS_LEASE = "shards.lease"
+SHARDS_WAIT_SECONDS = 24 * 3600.0
+"""Timeout for another pod to build the shard set, seconds."""
 
 TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
 """Called when a trial ends, with its record, or with None and the error."""
@@ -238,34 +243,8 @@ def _remove_run_directories(trial: Trial) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def defer_signals() -> Iterator[None]:
-    """Defer SIGTERM and SIGINT until the body is done.
-
-    The handlers are replaced because a mask covers one thread only: another thread would get the signal, and Python
-    runs handlers in the main thread. On other threads this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[int] = []
-    current = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    handlers = {number: handler for number, handler in current.items() if handler is not None}  # None: not Python's
-    try:
-        for number in handlers:
-            signal.signal(number, lambda received, _: pending.append(received))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for received in pending:
-            signal.raise_signal(received)
-
-
 def _config_for_machine(config: RunConfig, jobs: int) -> RunConfig:
     """Return a trial's document for a shared machine: no metrics port and a share of the cores."""
-    from podscale.util import host_info
-
     processes = config.launch.processes or host_info.default_processes_per_node()
     threads = config.launch.threads or max(1, host_info.cpu_count() // (jobs * processes))
     launch = config.launch.model_copy(update={"backend": "local", "threads": threads})
@@ -282,3 +261,36 @@ def _trial_error(running: RunningTrial, run: RunDirectory) -> str:
         return outcome.error
     lines = running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "nothing was printed"
+
+
+def run_in_pod(grid: TrialGrid, series: Sequence[SweepSeries], *, field: str) -> RecordStore:
+    """Run the missing trials of some series, one at a time, and print each result; return the records of the workspace.
+
+    Pods of one study start at the same time: one of them builds a missing shard set while the others wait.
+
+    Args:
+        field: Field of the error.
+
+    Raises:
+        PodscaleError: A trial failed.
+    """
+    records = RecordStore(grid.workspace)
+    runner = StudyRunner(grid, records, jobs=1, series=series, on_trial_end=_print_trial)
+    runner.study_directory.mkdir(parents=True, exist_ok=True)
+    lease = Lease.hold(runner.study_directory / SHARDS_LEASE, wait_seconds=SHARDS_WAIT_SECONDS)
+    try:
+        runner.prepare()
+    finally:
+        lease.release()
+    runner.run()
+    if runner.failures:
+        listing = "\n".join(f"{name}: {error}" for name, error in runner.failures.items())
+        raise PodscaleError(f"{format_count(len(runner.failures), 'trial')} failed:\n{listing}", field=field)
+    return records
+
+
+def _print_trial(trial: Trial, record: TrialRecord | None, error: str) -> None:
+    """Print the end of a trial: its top-1, or how it ended."""
+    if record is not None:
+        error = record.ended if record.top1 is None else f"top-1 {record.top1:.2%}"
+    print(f"{trial.name}: {error}", flush=True)

@@ -1,4 +1,4 @@
-"""Process lifetime, SIGTERM handling and calls with a timeout. Linux only: /proc, pidfd, prctl.
+"""Process lifetime, signal handling and calls with a timeout. Linux only: /proc, pidfd, prctl.
 
 `preempt_on_sigterm` interrupts at any moment, so it is only for work with atomic output. Training ranks check a flag
 between steps instead (podscale.distributed.step_status).
@@ -143,6 +143,30 @@ def preempt_on_sigterm() -> Iterator[None]:
         raise Preempted(str(stop)) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Defer SIGTERM and SIGINT until the body is done.
+
+    The handlers are replaced because a mask covers one thread only: another thread would get the signal, and Python
+    runs handlers in the main thread. On other threads this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+    current = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in current.items() if handler is not None}  # None: not Python's
+    try:
+        for number in handlers:
+            signal.signal(number, lambda received, _: pending.append(received))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for received in pending:
+            signal.raise_signal(received)
 
 
 T = TypeVar("T")

@@ -1,57 +1,59 @@
-"""Signals that arrive while a finished trial is recorded, and the stages of a trial with an ensemble."""
+"""Trials in one pod: their printed results, their errors, one builder of the shard set. Trials with an ensemble."""
 
 import json
-import os
-import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from podscale.components import steps
 from podscale.config import RunConfig
-from podscale.errors import ExitCode
+from podscale.errors import ExitCode, PodscaleError
 from podscale.evaluation.history import parse_history
+from podscale.runs import is_held
 from podscale.study import StudyDocument, trial
 from podscale.study.grid import TrialGrid
-from podscale.study.records import RecordStore
-from podscale.study.runner import defer_signals
-from podscale.util.processes import Preempted, preempt_on_sigterm
+from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.runner import SHARDS_LEASE, StudyRunner, run_in_pod
 
 
-def test_a_signal_waits_for_the_body_even_if_another_thread_receives_it() -> None:
-    done, release = [], threading.Event()
-    other = threading.Thread(target=release.wait)
-    other.start()
-    try:
-        with pytest.raises(Preempted), preempt_on_sigterm():  # noqa: PT012, SIM117 - the order is the test
-            with defer_signals():
-                os.kill(os.getpid(), signal.SIGTERM)
-                done.append("recorded")
-    finally:
-        release.set()
-        other.join()
-    assert done == ["recorded"]
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyDocument:
+    """Return a study of one series, whose trials end in turn: done, diverged, failed."""
+
+    def run(self: StudyRunner) -> None:
+        assert self.series is not None
+        (trial, *_) = self.grid.due_trials(self.records.get, self.series)
+        self.on_trial_end(trial, TrialRecord(trial.key, "done", {}, 1, top1=0.5), "")
+        self.on_trial_end(trial, TrialRecord(trial.key, "diverged", {}, 1), "")
+        self.failures[trial.name] = "exit code 1: no memory"
+        self.on_trial_end(trial, None, self.failures[trial.name])
+
+    def prepare(self: StudyRunner) -> None:
+        assert is_held(self.study_directory / SHARDS_LEASE)
+
+    monkeypatch.setattr(StudyRunner, "prepare", prepare)
+    monkeypatch.setattr(StudyRunner, "run", run)
+    return StudyDocument.model_validate(
+        {"name": "tiny", "run": {}, "seeds": [1], "set": {"run.workspace": str(tmp_path)}}
+    )
 
 
-def test_no_signal_leaves_the_handlers_as_they_were() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with defer_signals():
-        pass
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+def test_each_end_is_printed_and_a_failure_is_an_error(study: StudyDocument, capsys: Any) -> None:
+    grid = TrialGrid(study)
+    with pytest.raises(PodscaleError) as failed:
+        run_in_pod(grid, grid.series[:1], field="trial")
+    results = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert results == ["top-1 50.00%", "diverged", "no memory"]
+    assert failed.value.field == "trial"
 
 
-def test_outside_the_main_thread_signals_are_not_touched() -> None:
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def body() -> None:
-        with defer_signals():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert seen == [before]
+def test_the_pipeline_s_task_runs_its_series_so(study: StudyDocument, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as exited:
+        steps.cells(study.model_dump_json(), 0)
+    assert exited.value.code == ExitCode.FAILED
+    assert "top-1 50.00%" in capsys.readouterr().out
 
 
 def test_a_trial_with_an_ensemble_trains_its_members_and_evaluates_them(
