@@ -48,6 +48,65 @@ def extreme_blocks(generator: np.random.Generator, height: int, width: int, atte
     return bytes(data)
 
 
+LONG_CODES = {2: [0x00], 9: [0x02], 11: [0x12], 12: [0x03], 16: [0x05, 0x25, 0xF0]}
+"""AC symbols by the length of their Huffman codes, bits; 0x00 ends a block."""
+DC_BITS, DC_SIZE = 16, 5
+"""Bits of the code of the only DC symbol, and of its value."""
+
+
+def long_codes(generator: np.random.Generator, height: int, width: int) -> bytes:
+    """Return a gray JPEG whose codes are much longer than those of encoders.
+
+    Blocks have up to 168 bytes. One lookup finds code and value of some symbols (0x02), others are read in parts. In
+    every fourth block all are long. In the next all but the first are short.
+    """
+    codes, code = {}, 0
+    for length in range(1, 17):
+        for symbol in LONG_CODES.get(length, ()):
+            codes[symbol] = f"{code:0{length}b}"
+            code += 1
+        code *= 2
+    bits: list[str] = []
+
+    def write(code: str, size: int) -> None:
+        bits.extend((code, *map(str, generator.integers(0, 2, size))))
+
+    for block in range(-(-height // 8) * -(-width // 8)):
+        write("0" * DC_BITS, DC_SIZE)
+        position = 0
+        while position < 63:
+            symbol = int(generator.choice({0: [0x05], 1: [0x02]}.get(block % 4, list(codes))))
+            if position + (symbol >> 4) + 1 > 63:
+                symbol = 0x02
+            write(codes[symbol], symbol & 15)
+            if symbol == 0x00:
+                break
+            position += (symbol >> 4) + 1
+    text = "".join(bits)
+    text += "1" * (-len(text) % 8)
+    scan = int(text, 2).to_bytes(len(text) // 8, "big").replace(b"\xff", b"\xff\x00")
+    counts = bytes(len(LONG_CODES.get(length, ())) for length in range(1, 17))
+    table = counts + bytes(symbol for symbols in LONG_CODES.values() for symbol in symbols)
+    dc_table = bytes(length == DC_BITS for length in range(1, 17)) + bytes([DC_SIZE])
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2, "big") + content
+
+    frame = b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\x00"
+    return b"".join(
+        (
+            b"\xff\xd8",
+            segment(0xDB, b"\x00" + bytes([1] * 64)),
+            segment(0xC0, frame),
+            segment(0xC4, b"\x00" + dc_table),
+            segment(0xC4, b"\x10" + table),
+            segment(0xDA, b"\x01\x01\x00\x00\x3f\x00"),
+            scan,
+            b"\xff\xd9",
+        )
+    )
+
+
 def damage(generator: np.random.Generator, good: Pixels, attempt: int) -> Pixels:
     """Return a file with changed bits and bytes in the header or behind it; some attempts remove or insert bytes."""
     damaged, scan = good.copy(), bytes(good).index(b"\xff\xda")

@@ -23,7 +23,7 @@ from benchmarks.conditions import head
 from benchmarks.harness import RESULTS, ROOT, write_results
 from podscale.data.decode import BadRecord, decode
 from podscale.data.native import CropDecoder
-from tests.support.jpeg_crops import SAMPLINGS, as_record, damage, encoded, random_crops
+from tests.support.jpeg_crops import SAMPLINGS, as_record, damage, encoded, long_codes, random_crops
 from tests.support.loading import special_images
 from tests.support.native_crops import SIZE, same_or_refused
 
@@ -55,6 +55,7 @@ def write_seeds(folder: Path) -> None:
     for kind in SAMPLINGS:
         good = [encoded(kind, *shape) for shape in SHAPES]
         files += good + [bytes(damage(generator, as_record(good[-1]), attempt)) for attempt in range(8)]
+    files += [long_codes(generator, *shape) for shape in SHAPES]
     for number, file in enumerate(files):
         if len(file) <= MAX_BYTES - CHOICE_BYTES:
             (folder / f"seed-{number}").write_bytes(generator.bytes(CHOICE_BYTES) + file)

@@ -12,6 +12,7 @@ from PIL import Image
 from podscale.data import native as native_module
 from podscale.data.crop import CropParams, evaluation_crops
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
+from podscale.data.decode_index import NO_INDEX
 from podscale.data.native import REASONS, Coefficients, CropDecoder, build_decode_index, is_available
 from tests.support.jpeg_crops import (
     SAMPLINGS,
@@ -21,6 +22,7 @@ from tests.support.jpeg_crops import (
     damage,
     encoded,
     extreme_blocks,
+    long_codes,
     photographs,
     random_crops,
 )
@@ -153,6 +155,25 @@ def test_extreme_blocks_are_exact_or_refused(kernels) -> None:
     assert statuses[0] > 30
     assert statuses[3] > 5
     assert set(statuses) == {0, 3}
+
+
+@KERNELS
+def test_long_codes_are_read_as_libjpeg_reads_them(kernels) -> None:
+    """Their blocks have twice the bytes of extreme ones, and more bits than one refill of the buffer has."""
+    decoder, generator, shape = CropDecoder(1, kernels=kernels), np.random.default_rng(4), (72, 90)
+    for _ in range(6):
+        record = as_record(long_codes(generator, *shape))
+        crops = random_crops(generator, *shape, SIZE)
+        index = as_record(build_decode_index(record, 3, max_percent=100))
+        assert len(index)
+        for found in (NO_INDEX, index):
+            images, status = native(decoder, record, shape, crops, index=found)
+            assert not status.any()
+            for crop, image in zip(crops, images, strict=True):
+                assert np.array_equal(image, expected(record, shape, crop, SIZE, "bilinear")), crop
+        packed, status = native(decoder, pack(decoder, record), shape, crops)
+        assert not status.any()
+        assert np.array_equal(packed, images)
 
 
 def without_markers(data: bytes) -> bytes:

@@ -22,6 +22,7 @@ from tests.support.jpeg_crops import (
     damage,
     encoded,
     extreme_blocks,
+    long_codes,
     photographs,
     random_crops,
 )
@@ -136,6 +137,7 @@ def test_extreme_blocks(program: Path) -> None:
     """Their coefficients reach the limits of the words in which kernels compute."""
     generator, crop = np.random.default_rng(3), CropParams(3, 2, 50, 37, SIZE, SIZE, 0, 0, False)
     files = [as_record(extreme_blocks(generator, 40, 56, attempt)) for attempt in range(60)]
+    files += [as_record(long_codes(generator, 40, 56)) for _ in range(6)]
     assert 5 < check(program, [Case(file, (40, 56), crop, "bilinear") for file in files]) < 30
 
 
