@@ -132,8 +132,8 @@ pub fn read_pair(
     let (mut at_a, mut at_b) = (1, 1);
     'blocks: loop {
         for _ in 0..AC_SYMBOLS {
-            read_ac(&mut a, codes, &mut at_a, &mut blocks.0)?;
-            read_ac(&mut b, codes, &mut at_b, &mut blocks.1)?;
+            read_ac(&mut a, codes, &mut at_a, |at, value| blocks.0.set(at, value))?;
+            read_ac(&mut b, codes, &mut at_b, |at, value| blocks.1.set(at, value))?;
             if at_a | at_b >= END {
                 break 'blocks;
             }
@@ -141,8 +141,10 @@ pub fn read_pair(
         a.refill();
         b.refill();
     }
-    finish_block(&mut a, codes, at_a, &mut blocks.0)?;
-    finish_block(&mut b, codes, at_b, &mut blocks.1)?;
+    a.refill();
+    read_rest(&mut a, codes, at_a, |at, value| blocks.0.set(at, value))?;
+    b.refill();
+    read_rest(&mut b, codes, at_b, |at, value| blocks.1.set(at, value))?;
     blocks.0.set_dc(*predictors.0)?;
     blocks.1.set_dc(*predictors.1)?;
     (*positions.0, *positions.1) = (a.end(*positions.0), b.end(*positions.1));
@@ -155,33 +157,39 @@ fn read_dc(bits: &mut BitReader, codes: &Codes) -> Result<i32, Refusal> {
     Ok(bits.symbol(codes.dc).ok_or(Refusal::Data)?.value)
 }
 
-/// Read an AC symbol and move `at`, the position in zigzag order, from 1, by its advance.
+/// Read an AC symbol: move `at`, the position in zigzag order from 1, by its advance, and call `coefficient` with that and
+/// the value. The value may be 0, and the last position may lie behind the end of the block.
 #[inline(always)]
-fn read_ac(bits: &mut BitReader, codes: &Codes, at: &mut usize, block: &mut Block) -> Result<(), Refusal> {
+fn read_ac(
+    bits: &mut BitReader,
+    codes: &Codes,
+    at: &mut usize,
+    coefficient: impl FnOnce(usize, i32),
+) -> Result<(), Refusal> {
     let symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
     *at += symbol.advance;
-    block.set(*at, symbol.value);
+    coefficient(*at, symbol.value);
     Ok(())
 }
 
-/// Read the rest of a block from a position on.
+/// Read the AC symbols behind a position; refuses a block whose last coefficient lies behind its end, where libjpeg would
+/// write to the last position.
 #[inline(always)]
-fn finish_block(bits: &mut BitReader, codes: &Codes, mut at: usize, block: &mut Block) -> Result<(), Refusal> {
-    'block: while at < END {
-        bits.refill();
+fn read_rest(
+    bits: &mut BitReader,
+    codes: &Codes,
+    mut at: usize,
+    mut coefficient: impl FnMut(usize, i32),
+) -> Result<(), Refusal> {
+    'rest: while at < END {
         for _ in 0..AC_SYMBOLS {
-            read_ac(bits, codes, &mut at, block)?;
+            read_ac(bits, codes, &mut at, &mut coefficient)?;
             if at >= END {
-                break 'block;
+                break 'rest;
             }
         }
+        bits.refill();
     }
-    check_end(at)
-}
-
-/// Refuse a block whose last coefficient lies behind its end, where libjpeg would write to the last position.
-#[inline(always)]
-fn check_end(at: usize) -> Result<(), Refusal> {
     if (END + 1..END_OF_BLOCK).contains(&at) { Err(Refusal::Data) } else { Ok(()) }
 }
 
@@ -249,30 +257,17 @@ pub fn pass_block(data: &[u8], position: &mut usize, codes: &Codes, predictor: &
     Ok(())
 }
 
-/// Read a block: call `coefficient` with the position in zigzag order, from 1, and the value of its AC coefficients, some
-/// of which are 0; the last position may lie behind the end of the block. Returns the difference of the DC value.
+/// Read a block: call `coefficient` as `read_ac` does. Returns the difference of the DC value.
 #[inline(always)]
 fn read_block(
     data: &[u8],
     position: &mut usize,
     codes: &Codes,
-    mut coefficient: impl FnMut(usize, i32),
+    coefficient: impl FnMut(usize, i32),
 ) -> Result<i32, Refusal> {
     let mut bits = BitReader::at(*position, data).ok_or(Refusal::Data)?;
     let difference = read_dc(&mut bits, codes)?;
-    let mut at = 1;
-    'block: loop {
-        for _ in 0..AC_SYMBOLS {
-            let symbol = bits.symbol(codes.ac).ok_or(Refusal::Data)?;
-            at += symbol.advance;
-            coefficient(at, symbol.value);
-            if at >= END {
-                break 'block;
-            }
-        }
-        bits.refill();
-    }
+    read_rest(&mut bits, codes, 1, coefficient)?;
     *position = bits.end(*position);
-    check_end(at)?;
     Ok(difference)
 }

@@ -144,14 +144,15 @@ impl Axis {
     }
 }
 
-/// Return the digits of a weight to base 256, the last one first; each is from -128 to 127. The magnitude of a weight is
-/// far below 127 << 16, because no share is above 1.2.
+/// Return the digits of a weight to base 256, the last one first; each is from -128 to 127.
 #[inline(always)]
 fn digits(weight: i32) -> [i8; 3] {
     let last = weight as i8;
     let rest = (weight - i32::from(last)) >> 8;
     let middle = rest as i8;
-    [last, middle, ((rest - i32::from(middle)) >> 8) as i8]
+    let first = (rest - i32::from(middle)) >> 8;
+    debug_assert!(i8::try_from(first).is_ok(), "a share is far below 127 << 16");
+    [last, middle, first as i8]
 }
 
 #[inline(always)]

@@ -44,8 +44,8 @@ class DecodeIndex:
 
     def __init__(self, interval: int, columns: file_formats.Columns) -> None:
         self.interval = interval
-        # Plain arrays and integers: an element of a memory map takes microseconds.
-        self._ends, self._text = np.asarray(columns["image_ends"]).tolist(), np.asarray(columns["image_text"])
+        self._ends: list[int] = columns["image_ends"].tolist()
+        self._text = columns["image_text"]
 
     @classmethod
     def read(cls, shard: Path, sha256: str, images: int) -> "DecodeIndex | None":
@@ -55,7 +55,8 @@ class DecodeIndex:
         """
         path = decode_index_path(shard)
         try:
-            raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+            with path.open("rb") as file:
+                raw = file_formats.map_file(file)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # ValueError: an empty file

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from podscale.data.sharding.file_formats import map_file
 from podscale.errors import InputError
 from podscale.util.files import write_atomically
 
@@ -75,7 +76,8 @@ def write_index(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
 def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the columns, memory-mapped and read-only; raises InputError for a damaged file or another version."""
     try:
-        raw = _map(path)
+        with path.open("rb") as file:
+            raw = map_file(file)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the shard index: {error}", field=str(path)) from error
     if len(raw) < _HEADER.size:
@@ -99,16 +101,12 @@ def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
     return columns
 
 
-def _map(path: Path) -> npt.NDArray[np.uint8]:
-    """Map a file, read-only. A plain array: indexing a np.memmap takes microseconds."""
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-
-
 class SourceNames:
     """Source paths in row order, as bytes; the file has u64 end offsets followed by the text."""
 
     def __init__(self, path: Path, rows: int) -> None:
-        self._raw = _map(path)
+        with path.open("rb") as file:
+            self._raw = map_file(file)
         self._ends = self._raw[: rows * 8].view("<u8")
         self._start = rows * 8
 

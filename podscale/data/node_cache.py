@@ -34,7 +34,8 @@ from podscale.data.decode_index import SUFFIX
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
-from podscale.data.shard_set import ShardSet, map_file
+from podscale.data.shard_set import ShardSet
+from podscale.data.sharding.file_formats import map_file
 from podscale.errors import InputError, PodscaleError
 from podscale.util.files import file_lock, is_same_file, remove_unused, write_atomically
 

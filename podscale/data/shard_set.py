@@ -1,11 +1,10 @@
 """Reader of a shard set: memory-mapped tars, zero-copy records. podscale.data.node_cache downloads remote shards."""
 
 import json
-import mmap
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from podscale.data import index
 from podscale.data.decode_index import NO_INDEX, DecodeIndex, ImageIndex
 from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest, classes_sha256
+from podscale.data.sharding.file_formats import map_file
 from podscale.errors import InputError
 
 _READ_BYTES = 8 * 2**20  # size of one read, bytes
@@ -102,11 +102,6 @@ def _shard_bytes(path: Path) -> int:
 
 def _read_error(path: Path, error: Exception) -> InputError:
     return InputError(f"cannot read the shard: {error}", field=str(path), hint="Run `podscale shard --verify`")
-
-
-def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
-    """Map an open file read-only; the mapping keeps it open until it is released."""
-    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
 
 
 class Split:

@@ -190,7 +190,7 @@ class DecodedCache:
 
     def has_room(self, row: int) -> bool:
         """Return True if the pixels of an image fit now."""
-        free = self._store.free_bytes
+        free = self._store.free_bytes  # 0 without a cache, so that no size is computed
         return free > 0 and self._pixel_bytes(row) <= free
 
     def coefficient_limit(self, row: int) -> int:

@@ -18,7 +18,8 @@ from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode
 from podscale.data.decode_index import DecodeIndex, ImageIndex, decode_index_path, is_index_of, write_decode_index
 from podscale.data.index import JPEG, read_index
 from podscale.data.manifest import Damage, Shard
-from podscale.data.shard_set import ShardSet, Split, map_file
+from podscale.data.shard_set import ShardSet, Split
+from podscale.data.sharding.file_formats import map_file
 from podscale.data.sharding.pack import explain_write_errors
 from podscale.errors import InputError
 from podscale.util import host_info
