@@ -159,8 +159,11 @@ def test_extreme_blocks_are_exact_or_refused(kernels) -> None:
 
 @KERNELS
 def test_long_codes_are_read_as_libjpeg_reads_them(kernels) -> None:
-    """Their blocks have twice the bytes of extreme ones, and more bits than one refill of the buffer has."""
-    decoder, generator, shape = CropDecoder(1, kernels=kernels), np.random.default_rng(4), (72, 90)
+    """Their blocks have twice the bytes of extreme ones, and more bits than one refill of the buffer has.
+
+    13 blocks a row, so that long and short blocks are above each other, which are read in turn with an index.
+    """
+    decoder, generator, shape = CropDecoder(1, kernels=kernels), np.random.default_rng(4), (72, 98)
     for _ in range(6):
         record = as_record(long_codes(generator, *shape))
         crops = random_crops(generator, *shape, SIZE)
