@@ -161,10 +161,10 @@ def test_extreme_blocks_are_exact_or_refused(kernels) -> None:
 def test_long_codes_are_read_as_libjpeg_reads_them(kernels) -> None:
     """Their blocks have twice the bytes of extreme ones, and more bits than one refill of the buffer has.
 
-    13 blocks a row, so that long and short blocks are above each other, which are read in turn with an index.
+    With 13 and 15 blocks a row, long and short ones are above each other, which are read in turn with an index.
     """
-    decoder, generator, shape = CropDecoder(1, kernels=kernels), np.random.default_rng(4), (72, 98)
-    for _ in range(6):
+    decoder, generator = CropDecoder(1, kernels=kernels), np.random.default_rng(4)
+    for shape in 3 * ((72, 98), (72, 114)):
         record = as_record(long_codes(generator, *shape))
         crops = random_crops(generator, *shape, SIZE)
         index = as_record(build_decode_index(record, 3, max_percent=100))
