@@ -2,7 +2,7 @@
 
 Each mutation replaces a text of one module as a forked child imports it, and runs the tests that should notice. No file
 changes. A mutation that no test notices is reported, and the exit code is 1.
-Constants of presets are changed, one at a time, by `test_preset_trajectories.py` in `tests/unit/pipelines` and
+Constants of presets are changed, one at a time, by `test_preset_trajectories.py` in `tests/distributed/pytorch` and
 `tests/jax`.
 
 Args (of the command):

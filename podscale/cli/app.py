@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -59,13 +60,19 @@ def _root_command(version: Annotated[bool, typer.Option("--version", help="Print
         raise typer.Exit
 
 
+@cache
+def _command() -> Any:
+    """Return the click command of the application, built once for callers of `main` that call it often."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     command = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
     os.environ[env.COMMAND] = shlex.join(command)  # for environment.json
     try:
         with preempt_on_sigterm():
-            result = app(args=arguments, prog_name="podscale", standalone_mode=False)
+            result = _command()(args=arguments, prog_name="podscale", standalone_mode=False)
         return result if isinstance(result, int) else int(ExitCode.DONE)
     except JobAbandoned as error:
         print(f"podscale: {error}", file=sys.stderr)

@@ -19,7 +19,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from podscale import models
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
-from podscale.models import resnet
 from podscale.pytorch import comm_queue, evaluator, trainer, world
 from podscale.pytorch.batch_norm import fuse_layers, fused_kernels, fused_pool_kernels, gemm_kernels
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
@@ -30,11 +29,10 @@ from podscale.training.run_progress import RunProgress
 from tests.paper_gpu.device import PaperGpu, paper_gpu, where
 from tests.paper_gpu.mutants import MUTANTS
 from tests.paper_gpu.timeline import Access, on_device
+from tests.support.tiny import SHALLOW
 
 CLASSES, SAMPLES = 10, 4096
 SMALL = {"name": "resnet18", "stem": "small", "width": 16}
-SHALLOW = {"resnet18": ("basic", (1, 1, 1, 1)), "resnet101": ("bottleneck", (2, 1, 1, 1))}
-"""ResNets with one or two blocks in each stage, for the time of the tests."""
 RANKS_PER_NODE = 4
 SLICE_ELEMENTS = 2**14
 """Length of a slice of a bucket: shorter than in real runs, so that a small bucket has several."""
@@ -72,7 +70,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     config = _config(case, ranks)
     trainer.set_numerics(config.train)
     with (
-        mock.patch.dict(resnet.IMAGENET_BLOCKS, SHALLOW),
+        SHALLOW,
         mock.patch.dict(comm_queue.SLICE_ELEMENTS, cuda=SLICE_ELEMENTS),
         paper_gpu() as gpu,
         _fake_groups(here),

@@ -63,15 +63,23 @@ def write_digits(
 def png(pixels: np.ndarray) -> bytes:
     """Encode uint8 [h, w] or [h, w, 3] pixels as PNG."""
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "png")
+    Image.fromarray(pixels).save(out, "png", compress_level=1)
     return out.getvalue()
 
 
-def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.ndarray]], list[bytes]]:
-    """Return the digits as PNG files, four fifths of them for training, with the source of each."""
+def write_digits_set(directory: Path, classes: list[str] = DIGITS, count: int | None = None) -> ShardSet:
+    """Write a shard set of the digits, or of the first `count`; four fifths are for training."""
+    splits, sources = _digits_splits(classes, count)
+    return write_digits(directory, splits, classes, sources)
+
+
+def _digits_splits(
+    classes: list[str], count: int | None
+) -> tuple[dict[str, tuple[list[bytes], np.ndarray]], list[bytes]]:
+    """Return the digits as PNG files by split, with the source of each."""
     digits = load_digits()
-    pixels = (digits["levels"] * 15.9375).astype(np.uint8)
-    images, labels = [png(image) for image in pixels], digits["labels"].astype(np.int32)
+    pixels = (digits["levels"][:count] * 15.9375).astype(np.uint8)
+    images, labels = [png(image) for image in pixels], digits["labels"][:count].astype(np.int32)
     cut = len(images) * 4 // 5
     names = [
         f"digits/{classes[label]}/{i:04d}.png".encode("utf-8", "surrogateescape") for i, label in enumerate(labels)
@@ -82,8 +90,7 @@ def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.n
 def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOCUMENT) -> DigitsRun:
     """Train and evaluate; write a complete run directory except the report and the model card."""
     config = loads(document)
-    splits, sources = digits_splits(classes)
-    shards = write_digits(root / "shards", splits, classes, sources)
+    shards = write_digits_set(root / "shards", classes)
     run = root / "runs" / config.run.id
     (run / "model").mkdir(parents=True)
     (run / "config.yaml").write_text(dumps(config))

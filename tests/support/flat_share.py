@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from threading import Barrier
 from typing import Any
@@ -104,8 +104,13 @@ def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
     """Step every rank; several ranks step in threads, because they wait for each other's sums."""
     if len(steps) == 1:
         return [steps[0]()]
-    with ThreadPoolExecutor(len(steps)) as pool:
-        return [future.result() for future in [pool.submit(step) for step in steps]]
+    return list(_threads(len(steps)).map(lambda step: step(), steps))
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Return threads that stay: torch prepares each new one."""
+    return ThreadPoolExecutor(count)
 
 
 def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:

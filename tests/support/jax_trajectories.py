@@ -27,7 +27,6 @@ from podscale.jax.train_step import smoothed_cross_entropy
 from tests.support.preset_trajectories import (
     CLASSES,
     IMAGES,
-    SHALLOW,
     STEPS,
     Trajectory,
     data,
@@ -37,6 +36,7 @@ from tests.support.preset_trajectories import (
     schedule_rows,
     tiny,
 )
+from tests.support.tiny import SHALLOW
 
 DTYPE = jnp.float64
 

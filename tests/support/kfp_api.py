@@ -20,6 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 from google.protobuf import json_format
 
+from podscale.util.libyaml import SafeLoader
+
 BASE = "/apis/v2beta1"
 Answer = tuple[int, dict[str, Any]]
 
@@ -206,7 +208,7 @@ def check_package(text: str) -> list[dict[str, Any]]:
     from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_config  # here: kfp takes a second to load
     from kfp.pipeline_spec import pipeline_spec_pb2
 
-    documents = list(yaml.safe_load_all(text))
+    documents = list(yaml.load_all(text, Loader=SafeLoader))
     try:
         spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
         for document in documents[1:]:

@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from podscale import models
 from podscale.config import RunConfig, load
-from podscale.models.resnet import BASIC, IMAGENET_BLOCKS
 from podscale.pipelines.presets import published_presets, resolve_preset
 from podscale.training import schedules
+from tests.support.tiny import SHALLOW
 
 GOLDEN = Path(__file__).with_name("preset_trajectories.json")
 STEPS, IMAGES, SIDE, CLASSES = 20, 16, 16, 10
@@ -34,8 +34,6 @@ PEAK_RATES = {"sgd": 0.05, "lars": 0.5, "lamb": 0.01, "nlcg": 0.05, "neumann": 0
 DECAY_FACTOR, EPS_FACTOR, TRUST_FACTOR, ALPHA_FACTOR = 100.0, 1e3, 20.0, 1e5
 ROWS, LOSSES = 2e-6, 2e-9
 """Relative tolerances: rounding of the golden values. Other CPUs differ by 1e-14, the engines by 6e-10."""
-SHALLOW = patch.dict(IMAGENET_BLOCKS, resnet18=(BASIC, (1, 1, 1, 1)))
-"""A ResNet-18 of one block a stage."""
 
 
 class Trajectory(NamedTuple):

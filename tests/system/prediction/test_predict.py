@@ -19,7 +19,7 @@ from podscale.runs import RunDirectory
 from podscale.runs.predictions import read_predictions
 from podscale.stages import local
 from podscale.util.processes import parent_of
-from tests.support.digits_run import DIGITS, digits_splits, write_digits
+from tests.support.digits_run import DIGITS, write_digits_set
 from tests.support.prediction import write_model_run, write_photographs
 from tests.support.tiny import TINY
 
@@ -32,7 +32,7 @@ DOCUMENT = (
 def test_validation_images_are_predicted_as_evaluated(tmp_path: Path) -> None:
     """The model is of random weights, so that the classes of many images are nearly equally probable."""
     shards = tmp_path / "shards"
-    write_digits(shards, *(digits_splits(DIGITS)[0], DIGITS, digits_splits(DIGITS)[1]))
+    write_digits_set(shards)
     config = write_model_run(tmp_path, DOCUMENT, DIGITS)
     run = RunDirectory.for_config(config)
     local.evaluate(config, str(shards))

@@ -18,7 +18,7 @@ import pytest
 from podscale.errors import PodscaleError
 from podscale.runs import RunDirectory
 from podscale.stages import local
-from tests.support.digits_run import DIGITS, digits_splits, write_digits
+from tests.support.digits_run import DIGITS, write_digits_set
 from tests.support.polling import until
 from tests.support.ports import free_port
 from tests.support.prediction import write_model_run
@@ -73,7 +73,7 @@ def test_a_run_registers_its_files_once(server: str, tmp_path: Path, capsys: pyt
     from mlflow import MlflowClient
 
     shards = tmp_path / "shards"
-    write_digits(shards, *(digits_splits(DIGITS)[0], DIGITS, digits_splits(DIGITS)[1]))
+    write_digits_set(shards)
     config = write_model_run(tmp_path, DOCUMENT.format(uri=server), DIGITS)
     local.export(config, str(shards))
     assert f"version 1 of digits classifier at {server}" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_a_run_registers_its_files_once(server: str, tmp_path: Path, capsys: pyt
 def test_a_server_that_is_away_fails_the_stage_after_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     shards = tmp_path / "shards"
-    write_digits(shards, *(digits_splits(DIGITS)[0], DIGITS, digits_splits(DIGITS)[1]))
+    write_digits_set(shards)
     config = write_model_run(tmp_path, DOCUMENT.format(uri=f"http://127.0.0.1:{free_port()}"), DIGITS)
     with pytest.raises(PodscaleError) as failure:
         local.export(config, str(shards))

@@ -29,8 +29,9 @@ from podscale.pytorch import inference
 from podscale.runs.user_code import copy_code_to_model, user_code
 from podscale.util.files import file_sha256
 from tests.support import user_models
-from tests.support.digits_run import DIGITS, digits_splits, write_digits
+from tests.support.digits_run import DIGITS, write_digits_set
 from tests.support.prediction import CLASSES, odd_images, write_model_run, write_photographs
+from tests.support.tiny import SHALLOW
 
 TEMPERATURE = 1.7
 RESIDUAL = """
@@ -64,9 +65,9 @@ MakeRun = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _temperature() -> Any:
-    """The temperature that the evaluation of every run fitted."""
-    with pytest.MonkeyPatch.context() as patch:
+def _models() -> Any:
+    """Few blocks, for the time that their export takes, and the temperature that the evaluation of every run fitted."""
+    with SHALLOW, pytest.MonkeyPatch.context() as patch:
         patch.setattr(prediction_model, "_fitted_temperature", lambda files: TEMPERATURE)
         yield
 
@@ -263,7 +264,7 @@ def test_int8_is_measured_on_the_runs_own_images(tmp_path: Path) -> None:
     shutil.move(tmp_path / "old", tmp_path / "new")
     run = tmp_path / "new" / "runs" / "depthwise"
     shards = tmp_path / "new" / "datasets" / data_fingerprint(config.data)
-    write_digits(shards, *(digits_splits(DIGITS)[0], DIGITS, digits_splits(DIGITS)[1]))
+    write_digits_set(shards, count=400)
     exported = export_model(run, ExportOptions(int8=True, calibration=20))
     assert exported.path == run / "export" / "model.int8.onnx"
     assert exported.agreement.source == f"{shards}/validation"

@@ -20,7 +20,7 @@ from podscale.export.kubeflow_registry import register_in_kubeflow, workspace_ur
 from podscale.runs import RunDirectory
 from podscale.stages import local
 from podscale.util.files import file_sha256
-from tests.support.digits_run import DIGITS, digits_splits, write_digits
+from tests.support.digits_run import DIGITS, write_digits_set
 from tests.support.model_registry import ModelRegistry, model_registry
 from tests.support.ports import free_port
 from tests.support.prediction import write_model_run
@@ -88,7 +88,7 @@ def test_the_stage_registers_its_files_once(
 ) -> None:
     config = write_model_run(tmp_path, DOCUMENT.format(url=f"{registry.url}/"), DIGITS)
     shards = str(tmp_path / "shards")
-    write_digits(tmp_path / "shards", *(digits_splits(DIGITS)[0], DIGITS, digits_splits(DIGITS)[1]))
+    write_digits_set(tmp_path / "shards", count=400)
     local.export(config, shards)
     (model,), (version,) = registry.values("model"), registry.values("version")
     out = capsys.readouterr().out

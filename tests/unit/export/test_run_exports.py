@@ -15,7 +15,7 @@ from podscale.export.web_runtime import WebRuntime
 from podscale.runs import RunDirectory, StageOutcome, read_outcomes, write_outcome
 from podscale.runs.stage_outcomes import discard_outcomes, planned_stages
 from podscale.stages import local
-from tests.support.digits_run import DIGITS, digits_splits, write_digits
+from tests.support.digits_run import DIGITS, write_digits_set
 from tests.support.prediction import write_model_run
 
 DOCUMENT = """
@@ -36,7 +36,7 @@ class Artifact:
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    write_digits(tmp_path / "shards", *(digits_splits(DIGITS)[0], DIGITS, digits_splits(DIGITS)[1]))
+    write_digits_set(tmp_path / "shards", count=400)
     return write_model_run(tmp_path, DOCUMENT, DIGITS)
 
 

@@ -15,6 +15,7 @@ from podscale.kubernetes.render import render_job
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENT_FUNCTIONS, ENSEMBLE_PRESET, generated_files, package_pipeline
 from podscale.util import env
+from podscale.util.libyaml import SafeLoader
 from tests.support.kfp_api import check_package
 from tests.support.refusals import refused
 
@@ -166,7 +167,7 @@ def test_several_pods_pack_before_the_shard_stage_completes(launched):
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_only_shards_are_cached_and_every_task_sets_it(local, cache):
-    pipeline = yaml.safe_load_all(local.text if cache else package_pipeline(local.config, cache=False))
+    pipeline = yaml.load_all(local.text if cache else package_pipeline(local.config, cache=False), Loader=SafeLoader)
     spec = next(iter(pipeline))
     tasks = {**spec["components"]["comp-exit-handler-1"]["dag"]["tasks"], **spec["root"]["dag"]["tasks"]}
     cached = {n: t["cachingOptions"].get("enableCache", False) for n, t in tasks.items() if n != "exit-handler-1"}
@@ -318,7 +319,7 @@ def test_the_complete_document_travels_inline(local):
 
 
 def test_snapshots_of_an_ensemble_are_collapsed_in_parallel_before_they_are_evaluated():
-    spec = next(yaml.safe_load_all((ROOT / "pipelines/digits-ensemble.pipeline.yaml").read_text()))
+    spec = next(yaml.load_all((ROOT / "pipelines/digits-ensemble.pipeline.yaml").read_text(), Loader=SafeLoader))
     dags = {name: entry["dag"]["tasks"] for name, entry in spec["components"].items() if "dag" in entry}
     loop_name = next(name for name, tasks in dags.items() if "collapse" in tasks)
     stages = next(tasks for tasks in dags.values() if "evaluate" in tasks)
@@ -335,7 +336,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
     artifacts = {}
     for name in COMPONENT_FUNCTIONS:
         text = (ROOT / "components" / name / "component.yaml").read_text()
-        spec = yaml.safe_load(text)
+        spec = yaml.load(text, Loader=SafeLoader)
         artifacts[name] = output_types(spec, spec["pipelineInfo"]["name"])
         assert "pip install" not in text
     assert artifacts == {
@@ -357,7 +358,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
 @pytest.mark.parametrize("name", list(COMPONENT_FUNCTIONS))
 def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
     readme = (ROOT / "components" / name / "README.md").read_text()
-    spec = yaml.safe_load((ROOT / "components" / name / "component.yaml").read_text())
+    spec = yaml.load((ROOT / "components" / name / "component.yaml").read_text(), Loader=SafeLoader)
     (component,) = spec["components"].values()
     for direction in ("inputDefinitions", "outputDefinitions"):
         for kind in component.get(direction, {}).values():

@@ -28,6 +28,7 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.train_step import ForwardBackward, TrainingLoss, TrainStep, all_finite
 from podscale.pytorch.world import World
+from tests.support.tiny import SHALLOW
 
 ASKS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default", "aten.nonzero.default"}
 FAR = torch.device("meta")
@@ -95,6 +96,7 @@ def autocast(monkeypatch: Any) -> None:
 @pytest.mark.usefixtures("autocast")
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
+@SHALLOW
 def test_a_step_reads_no_value_from_the_device(optimizer: str, precision: str) -> None:
     update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))
     with Watch() as watch:
