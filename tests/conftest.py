@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -18,6 +19,7 @@ from podscale.util.host_info import cpu_count, memory_info
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # jsonschema would build its grammar: a second
 gc.disable()  # until all tests are collected: imports leave nothing to collect
 pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "tests.support.skipped_tests"]
 
