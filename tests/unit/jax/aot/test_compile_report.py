@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -578,6 +579,11 @@ def test_devices_that_share_images_are_one_rank() -> None:
     assert (larger.config.train.global_batch, larger.steps) == (32, 200), "half the batch, twice the steps"
 
 
+@cache
+def allowed_for_the_request() -> list[int]:
+    return allowed_batches(REQUEST)
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 5000), st.floats(0, 8), st.floats(0.001, 2), st.sampled_from([1, 8, 104, 128, 4096]))
 def test_a_search_for_the_largest_batch_needs_few_compilations(
@@ -594,8 +600,7 @@ def test_a_search_for_the_largest_batch_needs_few_compilations(
         tried.append(request.batch)
         return FitResult(needed(request.batch) <= available, needed(request.batch), available)
 
-    start = with_batch(REQUEST, first)
-    allowed = allowed_batches(start)
+    start, allowed = with_batch(REQUEST, first), allowed_for_the_request()
     fitting = [batch for batch in allowed if needed(batch) <= available]
     if not fitting:
         with refused("1 image for each of the 16 ranks", field="--sweep", got="batch"):
