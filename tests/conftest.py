@@ -19,7 +19,8 @@ from podscale.util.host_info import cpu_count, memory_info
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # jsonschema would build its grammar: a second
+# jsonschema would import this to check IRIs, which no schema here has: a second for its grammar, in each worker.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 gc.disable()  # until all tests are collected: imports leave nothing to collect
 pytest_plugins = ["tests.support.kfp_stack", "tests.support.lost_workers", "tests.support.skipped_tests"]
 
@@ -48,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and tests stay until the end
-    gc.set_threshold(5_000)  # the default visits the modules that tests import so often that it takes 4 % of the time
+    gc.set_threshold(5_000)  # at the default, collections took 4 % of the time: they visit all imported modules
     gc.enable()
 
 

@@ -39,7 +39,7 @@ class BatchPhase:
         """Return the document of a run whose every step has this batch and accumulation."""
         train = config.train
         if not train.phases:
-            return config
+            return config  # it has no other batch
         phases = tuple(phase.model_copy(update={"global_batch": None, "accumulation": None}) for phase in train.phases)
         update = {"global_batch": self.global_batch, "accumulation": self.accumulation, "phases": phases}
         return config.model_copy(update={"train": train.model_copy(update=update)})

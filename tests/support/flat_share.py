@@ -109,7 +109,7 @@ def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
 
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Return threads that stay: torch prepares each new one."""
+    """Return threads that later steps use again, because torch prepares each new one."""
     return ThreadPoolExecutor(count)
 
 
