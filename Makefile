@@ -41,8 +41,8 @@ test-drills: .venv/.dev ## run the drills as tests, with two workers for five mi
 test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, and faults in GPU kernels, in ten minutes; needs gcc, no GPU
 	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu $(ARGS)
 
-test-oldest: .venv-oldest/.oldest ## run the unit tests with the oldest supported packages, in .venv-oldest (PYTHON=python3.12 for that version)
-	@.venv-oldest/bin/python -m pytest -n $(WORKERS) $(SUITE_OPTIONS) tests/unit $(ARGS)
+test-oldest: .venv-oldest/.oldest ## run the unit tests and those of exports with the oldest supported packages, in .venv-oldest (PYTHON=python3.12 for that version)
+	@.venv-oldest/bin/python -m pytest -n $(WORKERS) $(SUITE_OPTIONS) tests/system/export tests/system/train/test_avx2.py tests/unit $(ARGS)
 
 test-programs: ## install Debian's packages of programs without which tests are skipped: needs root
 	@tools/test_programs.sh

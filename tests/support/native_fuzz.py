@@ -3,11 +3,14 @@
 Builds native/fuzz with AddressSanitizer and the counters of libFuzzer, which needs cargo but no nightly compiler. Runs
 it from small JPEGs of every kind, or from the corpus of the run before. Then it decodes each file of the corpus with
 Pillow too: the pixels must be the same, or the native decoder must refuse the file. So the differences that are looked
-for are at places that the coverage led to. Writes benchmarks/results/native-fuzz.md.
+for are at places that the coverage led to. Writes benchmarks/results/native-fuzz.md: this run, and the sum of the runs
+of these sources on this machine.
 """
 
 import argparse
+import hashlib
 import io
+import json
 import os
 import re
 import resource
@@ -31,6 +34,8 @@ FOLDER = ROOT / "native" / "fuzz"
 TARGET = "x86_64-unknown-linux-gnu"
 PROGRAM = FOLDER / "target" / TARGET / "release" / "podscale-native-fuzz"
 CORPUS = FOLDER / "corpus"
+RUNS = FOLDER / "runs.json"
+"""Counts of earlier runs: digest of the sources -> runs, CPU seconds and inputs."""
 COVERAGE = ("level=4", "inline-8bit-counters", "pc-table", "trace-compares")
 CHOICE_BYTES = 8
 """Bytes before the file of an input: they choose the crop (see native/fuzz/src/main.rs)."""
@@ -74,6 +79,22 @@ def fuzz(corpus: Path, minutes: float) -> dict[str, int]:
     edges = re.findall(r"cov: (\d+)", done.stderr)[-1]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"inputs": int(inputs), "edges": int(edges), "cpu_seconds": round(cpu)}
+
+
+def source_digest() -> str:
+    """Return the digest of what the fuzzer is built from."""
+    sources = [*(FOLDER.parent / "src").rglob("*.rs"), *(FOLDER / "src").rglob("*.rs"), FOLDER / "Cargo.lock"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()
+
+
+def add_run(file: Path, digest: str, counts: dict[str, int]) -> dict[str, int]:
+    """Add a run to those of the same sources in a file, and return their sums."""
+    runs = json.loads(file.read_text()) if file.exists() else {}
+    before = runs.get(digest, {})
+    sums = {"runs": 1, "cpu_seconds": counts["cpu_seconds"], "inputs": counts["inputs"]}
+    sums = {name: value + before.get(name, 0) for name, value in sums.items()}
+    file.write_text(json.dumps({digest: sums}))
+    return sums
 
 
 def compare(corpus: Path) -> Counter[str]:
@@ -130,28 +151,30 @@ def main() -> None:
     if not CORPUS.exists():
         write_seeds(CORPUS)
     at_start = len(list(CORPUS.iterdir()))
+    digest = source_digest()
     counts = fuzz(CORPUS, options.minutes)
+    sums = add_run(RUNS, digest, counts)
     compared = compare(CORPUS)
-    write_results(options.results, "native-fuzz.md", [*lines, *describe(at_start, counts, compared)])
+    write_results(options.results, "native-fuzz.md", [*lines, *describe(at_start, counts, sums, compared)])
 
 
-def describe(at_start: int, counts: dict[str, int], compared: Counter[str]) -> list[str]:
+def describe(at_start: int, counts: dict[str, int], sums: dict[str, int], compared: Counter[str]) -> list[str]:
     """Return the lines of the page."""
     rows = {
-        "CPU seconds": counts["cpu_seconds"],
-        "inputs": counts["inputs"],
-        "edges of the program reached": counts["edges"],
-        "files in the corpus at the start": at_start,
-        "files in the corpus at the end": compared.total(),
+        "CPU seconds": (counts["cpu_seconds"], sums["cpu_seconds"]),
+        "inputs": (counts["inputs"], sums["inputs"]),
     }
     return [
         "libFuzzer with AddressSanitizer, debug assertions and overflow checks: headers, tables, scans, decode",
         "indexes, packed coefficients and crop boxes (native/fuzz/src/main.rs). A crash, a read out of bounds, or a",
         "difference between versions of the kernels would have ended it without this page.",
         "",
-        "| | |",
-        "|---|---:|",
-        *(f"| {name} | {value:,} |" for name, value in rows.items()),
+        f"| | this run | {sums['runs']} runs of these sources |",
+        "|---|---:|---:|",
+        *(f"| {name} | {run:,} | {total:,} |" for name, (run, total) in rows.items()),
+        "",
+        f"{counts['edges']:,} edges of the program were reached. The corpus had {at_start:,} files at the start and",
+        f"{compared.total():,} at the end.",
         "",
         "Then each file of the corpus is cropped natively and by Pillow. A difference would stop the comparison.",
         "",

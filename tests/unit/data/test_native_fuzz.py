@@ -57,3 +57,10 @@ def test_a_crash_of_the_fuzzer_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(native_fuzz, "PROGRAM", fuzzer(tmp_path, "exit 77"))
     with pytest.raises(subprocess.CalledProcessError):
         native_fuzz.fuzz(tmp_path, 0.1)
+
+
+def test_runs_of_the_same_sources_are_added(tmp_path: Path) -> None:
+    file, counts = tmp_path / "runs.json", {"inputs": 7, "cpu_seconds": 2, "edges": 81}
+    assert native_fuzz.add_run(file, "a", counts) == {"runs": 1, "cpu_seconds": 2, "inputs": 7}
+    assert native_fuzz.add_run(file, "a", counts) == {"runs": 2, "cpu_seconds": 4, "inputs": 14}
+    assert native_fuzz.add_run(file, "b", counts) == {"runs": 1, "cpu_seconds": 2, "inputs": 7}

@@ -136,24 +136,6 @@ print("equal")
 """
 
 
-def test_the_kernels_that_a_gpu_session_times_run() -> None:
-    """The calls of tools/fused_kernel_times.py, by two choices of tiles, on a stem of few pixels."""
-    assert interpret("-c", TIMED) == "22 kernels"
-
-
-TIMED = """
-from tools import fused_kernel_times as times
-times.LAYERS = ((64, 4),)
-count = 0
-for settings in (times.COMMITTED, times.Settings(2048, 64, 8, 8)):
-    settings.apply()
-    for name, passes, call in times.layer_kernels(1, 64, 4, device="cpu"):
-        call()
-        count += 1
-print(count, "kernels")
-"""
-
-
 def test_separate_operations_run_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:
     pytest.importorskip("triton")
     from podscale.pytorch.batch_norm import fused

@@ -232,25 +232,3 @@ with planted(MUTANTS["bits in the wrong order"]):
     errors.append(fuse_layers.largest_error(device))
 print(json.dumps(errors))
 """
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_work_that_a_gpu_session_times_runs() -> None:
-    """The calls of tools/gemm_kernel_times.py, by two choices of tiles, on a block of few pixels."""
-    assert interpret("-c", TIMED) == "24 calls"
-
-
-TIMED = """
-from tests.support.triton_bf16 import interpret_bf16
-from tools import gemm_kernel_times as times
-interpret_bf16()
-count = 0
-for tiles in (times.COMMITTED, times.Tiles(64, 64, 4)):
-    tiles.apply()
-    for pair in times.block_calls(2, 16, 6, device="cpu"):
-        pair.separate()
-        pair.kernels()
-        count += 2
-print(count, "calls")
-"""
