@@ -3,7 +3,7 @@
     python -m tools.gemm_kernel_times [IMAGES]
 
 Prints a Markdown table: cuDNN's convolution with the passes of batch norm that the kernels save, the kernels by the
-constants of `gemm_calls`, and by the fastest of other tiles. Used by gpu_session.sh.
+constants of `gemm_calls`, and by the fastest of other tiles and loads. Used by gpu_session.sh.
 """
 
 import sys
@@ -26,18 +26,19 @@ BLOCK_ROWS, BLOCK_OUTPUTS, WARPS = (64, 128), (64, 128), (4, 8)
 
 
 class Tiles(NamedTuple):
-    """Constants of `gemm_calls`."""
+    """Values of `gemm_calls`."""
 
     BLOCK_ROWS: int
     BLOCK_OUTPUTS: int
     WARPS: int
+    use_descriptors: bool
 
     def apply(self) -> None:
         for name, value in self._asdict().items():
             setattr(calls, name, value)
 
 
-COMMITTED = Tiles(calls.BLOCK_ROWS, calls.BLOCK_OUTPUTS, calls.WARPS)
+COMMITTED = Tiles(calls.BLOCK_ROWS, calls.BLOCK_OUTPUTS, calls.WARPS, calls.use_descriptors)
 Call = Callable[[], object]
 
 
@@ -134,14 +135,14 @@ def _backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, boo
 def measure_block(images: int, inner: int, side: int) -> Iterator[str]:
     """Yield a row of the table for each work of a block."""
     pairs = list(block_calls(images, inner, side))
-    choices = [COMMITTED, *(Tiles(*values) for values in product(BLOCK_ROWS, BLOCK_OUTPUTS, WARPS))]
+    choices = [COMMITTED, *(Tiles(*values) for values in product(BLOCK_ROWS, BLOCK_OUTPUTS, WARPS, (False, True)))]
     for pair in pairs:
         separate, times = median_ms(pair.separate), {}
         for tiles in dict.fromkeys(choices):
             tiles.apply()
             try:
                 times[tiles] = median_ms(pair.kernels)
-            except RuntimeError as error:  # more registers or shared memory than there are
+            except RuntimeError as error:  # more registers or shared memory than there are, or no descriptors
                 print(f"{tiles} does not run: {error}", file=sys.stderr)
         COMMITTED.apply()
         cells = [f"{inner} x {side}", pair.name, f"{1e3 * separate:.0f}"]
@@ -157,7 +158,7 @@ def measure_block(images: int, inner: int, side: int) -> Iterator[str]:
 def main() -> None:
     images = int(sys.argv[1]) if len(sys.argv) > 1 else 256
     print(f"{torch.cuda.get_device_name()}, {images} images in bf16. Committed: {COMMITTED}\n")
-    print("| inner channels | work | separate, us | kernels, us | GB/s | fastest, us | GB/s | rows, outputs, warps |")
+    print("| inner channels | work | separate, us | kernels, us | GB/s | fastest, us | GB/s | its tiles and loads |")
     print("|---|---|---:|---:|---:|---:|---:|---|")
     for inner, side in INNER:
         for row in measure_block(images, inner, side):

@@ -97,9 +97,22 @@ def test_images_of_more_than_two_billion_values() -> None:
 def test_the_check_before_a_training_passes() -> None:
     import torch
 
-    from podscale.pytorch.batch_norm import fuse_layers
+    from podscale.pytorch.batch_norm import gemm_check
 
-    assert fuse_layers.largest_error(torch.device("cuda")) < 0.1
+    assert gemm_check.largest_error(torch.device("cuda")) < 0.1
+
+
+def test_tensor_descriptors_give_the_bits_of_pointers() -> None:
+    import torch
+
+    from podscale.pytorch.batch_norm import gemm_check
+
+    device = torch.device("cuda", 0)
+    if not gemm_check.has_descriptors(device):
+        pytest.skip("the GPU has no tensor memory accelerator: it is older than compute capability 9.0")
+    found = gemm_check._compare_loads(device)
+    print(found)
+    assert not found.differ
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])

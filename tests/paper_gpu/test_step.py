@@ -10,6 +10,12 @@ from tests.paper_gpu.options import ALL_REDUCES, OPTIMIZERS, PRECISIONS, RING, S
 
 BUDGET = json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
 """Largest number of operators of a step, by case."""
+CONVOLUTIONS = {
+    "ranks": 8,
+    "image_size": 64,
+    "model": {"name": "resnet101", "stem": "imagenet", "batch_norm": {"group": 4}},
+    "train": {"fused_kernels": "gemm", "optimizer": {"name": "lars"}},
+}
 CASES: dict[str, dict[str, Any]] = {
     "lars": {"train": {"optimizer": {"name": "lars"}}},
     "mixed, averaged, fp32": {
@@ -36,12 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"stem": "imagenet", "batch_norm": {"group": 4}},
         "train": {**SHARDED_TORUS, "fused_kernels": "norm", "optimizer": {"name": "lars"}},
     },
-    "1x1 convolutions with batch norm": {
-        "ranks": 8,
-        "image_size": 64,
-        "model": {"name": "resnet101", "stem": "imagenet", "batch_norm": {"group": 4}},
-        "train": {"fused_kernels": "gemm", "optimizer": {"name": "lars"}},
-    },
+    "1x1 convolutions with batch norm": CONVOLUTIONS,
+    "1x1 convolutions by tensor descriptors": {**CONVOLUTIONS, "descriptors": True},
 }
 """Representative cases of `make test`."""
 

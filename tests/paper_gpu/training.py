@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from podscale import models
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.pytorch import comm_queue, evaluator, trainer, world
-from podscale.pytorch.batch_norm import fuse_layers, fused_kernels, fused_pool_kernels, gemm_kernels
+from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels, gemm_calls, gemm_check, gemm_kernels
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
@@ -61,7 +62,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     """Train `STEPS` steps and return everything that was recorded.
 
     Args:
-        case: options by name: `ranks`, `rank`, `model`, `image_size`, `train`, `steps` and `mutant`.
+        case: options by name: `ranks`, `rank`, `model`, `image_size`, `train`, `steps`, `descriptors` and `mutant`.
     """
     ranks, rank = case.get("ranks", 1), case.get("rank", 0)
     local_size = min(ranks, RANKS_PER_NODE)
@@ -74,7 +75,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         mock.patch.dict(comm_queue.SLICE_ELEMENTS, cuda=SLICE_ELEMENTS),
         paper_gpu() as gpu,
         _fake_groups(here),
-        _paper_kernels(gpu),
+        _paper_kernels(gpu, by_descriptors=case.get("descriptors", False)),
         _planted(case.get("mutant"), gpu),
     ):
         run, error = _Run(config, here, gpu), ""
@@ -94,6 +95,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "not_channels_last": strided + run.strided_activations if config.train.channels_last else [],
             "operators": sum(run.operators.values()),
             "kernel_bytes": run.kernel_bytes,
+            "descriptors": gemm_calls.use_descriptors,
             "counts": dict(run.operators.most_common()),
             "collectives": gpu.collectives,
             "layout": run.layout(),
@@ -263,7 +265,8 @@ class PaperKernel:
 
     def _launch(self, *arguments: Any, **options: Any) -> None:
         gpu = self._gpu
-        tensors = [(n, a) for n, a in enumerate(arguments) if isinstance(a, Tensor)]
+        matrices = (a.base if isinstance(a, TensorDescriptor) else a for a in arguments)
+        tensors = [(n, a) for n, a in enumerate(matrices) if isinstance(a, Tensor)]
         gpu.mixed += [f"{self._name}: argument {n} at {where()}" for n, tensor in tensors if not on_device(tensor)]
         gpu.operators[self._name] += 1
         access = Access(gpu.stream.number, gpu.timeline.launch(gpu.stream.number), self._name, where())
@@ -299,11 +302,14 @@ KERNEL_OUTPUTS = {
 
 
 @contextmanager
-def _paper_kernels(gpu: PaperGpu) -> Iterator[None]:
+def _paper_kernels(gpu: PaperGpu, *, by_descriptors: bool) -> Iterator[None]:
+    """Record the launches of Triton's kernels. Those of 1x1 convolutions load faster `by_descriptors`, or do not."""
+    times = gemm_check.LoadComparison(False, 1.0, 0.5 if by_descriptors else 2.0)
     with ExitStack() as stack:
         for (module, name), writes in KERNEL_OUTPUTS.items():
             stack.enter_context(mock.patch.object(module, name, PaperKernel(gpu, name, writes)))
-        stack.enter_context(mock.patch.object(fuse_layers, "largest_error", return_value=0.0))  # values are needed
+        stack.enter_context(mock.patch.object(gemm_check, "largest_error", return_value=0.0))  # values are needed
+        stack.enter_context(mock.patch.object(gemm_check, "_compare_loads", return_value=times))
         yield
 
 

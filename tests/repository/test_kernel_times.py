@@ -35,7 +35,7 @@ from tests.support.triton_bf16 import interpret_bf16
 from tools import gemm_kernel_times as times
 interpret_bf16()
 count = 0
-for tiles in (times.COMMITTED, times.Tiles(64, 64, 4)):
+for tiles in (times.COMMITTED, times.Tiles(64, 64, 4, True)):
     tiles.apply()
     for pair in times.block_calls(2, 16, 6, device="cpu"):
         pair.separate()

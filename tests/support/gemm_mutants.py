@@ -51,6 +51,13 @@ MUTANTS = {
     "no second gradient": Mutant(gemm_kernels, "g += tl.load(second_gradient", "g + tl.load(second_gradient"),
     "the stride of rows is lost": Mutant(gemm_kernels, "line % height * stride", "line % height"),
     "a split is lost": Mutant(gemm_kernels, "for _ in range(splits)", "for _ in range(1, splits)"),
+    "a described factor has one step": Mutant(gemm_kernels, "x.load([first_row, start])", "x.load([first_row, 0])"),
+    "a described result has one column": Mutant(
+        gemm_kernels, "dx.store([part * block_rows, column * block_outputs]", "dx.store([part * block_rows, 0]"
+    ),
+    "a described gradient has one column": Mutant(
+        gemm_kernels, "gradient.load([start, tile // columns * block_outputs])", "gradient.load([start, 0])"
+    ),
     "gradients between strides are not zero": Mutant(gemm_calls, "dx.zero_()", "dx.fill_(1.0)"),
     "the weight gradient of inputs that are not activated": Mutant(
         gemm, "ctx.dtype, 1, affine)", "ctx.dtype, 1, None)"

@@ -5,8 +5,10 @@
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +198,22 @@ def all_errors() -> dict[str, float]:
     for kind in HALF_KINDS:
         found = errors_of(kind, SHAPES[0], torch.bfloat16, error=norm_error)
         errors[f"{kind} convolution in bf16"] = max(found.values())
+    for number, kind in enumerate(KINDS):
+        errors[f"{kind} by tensor descriptors"] = descriptor_difference(kind, SHAPES[number % len(SHAPES)])
     return errors
+
+
+def descriptor_difference(kind: str, shape: Shape) -> float:
+    """Return the number of results in bf16 that have other bits by tensor descriptors than by pointers."""
+
+    def checksum(found: Tensor, expected: Tensor) -> float:
+        return float(zlib.crc32(found.float().cpu().contiguous().numpy()))
+
+    results = []
+    for by_descriptors in (False, True):
+        with mock.patch.object(gemm_calls, "use_descriptors", by_descriptors):
+            results.append(errors_of(kind, shape, torch.bfloat16, error=checksum))
+    return float(sum(a != b for a, b in zip(*(found.values() for found in results), strict=True)))
 
 
 def main() -> None:

@@ -4,10 +4,11 @@ The constants of the tiles are all here. They are guesses, since no GPU has meas
 does, and prints those that are faster.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from podscale.pytorch.batch_norm import gemm_kernels as kernels
 from podscale.pytorch.batch_norm.fused_calls import (
@@ -36,11 +37,25 @@ ADDED_ELEMENTS = 1024
 """Elements of a weight gradient that one program adds up."""
 MERGED_TILES, MERGED_CHANNELS = 64, 64
 """Tile of the kernel that merges the sums of tiles."""
+use_descriptors = False
+"""Let the kernels read and write matrices by tensor descriptors (see `gemm_check`)."""
 
 
 def _side(channels: int, largest: int) -> int:
     """Return the largest power of two that divides `channels`, at most `largest`."""
     return min(channels & -channels, largest)
+
+
+def _operand(tensor: Tensor, rows: int, columns: int, *, by_descriptor: bool) -> Any:
+    """Return a factor or the result of a product: the tensor, or a descriptor of its tiles of [rows, columns].
+
+    Args:
+        tensor: images in NHWC order, [pixels, channels] as a matrix, or a weight [outputs, inputs, 1, 1].
+    """
+    if not by_descriptor:
+        return tensor
+    matrix = tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1])
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
 class Sides(NamedTuple):
@@ -119,10 +134,15 @@ def _launch_forward(
     partial = torch.empty(2, tiles, outputs, device=x.device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
     activation = NO_MASK if affine is None else MASK_OF_X if block is None else MASK_OF_BITS
+    step, by_descriptor = _side(inputs, SUM_INPUTS if block else BLOCK_INPUTS), use_descriptors and stride == 1
+    images, factor, result = (
+        _operand(tensor, *tile, by_descriptor=by_descriptor)
+        for tensor, tile in ((x, (BLOCK_ROWS, step)), (weight, (side, step)), (y, (BLOCK_ROWS, side)))
+    )
     kernels._gemm_forward_kernel[(tiles * columns,)](
-        *(x, weight, scale, shift, *(block or (x, y, y)), y, partial[0], partial[1]),
+        *(images, factor, scale, shift, *(block or (x, y, y)), result, partial[0], partial[1]),
         *(rows, inputs, outputs, columns, *Sides.of(y, x)),
-        *(activation, stride, BLOCK_ROWS, _side(inputs, SUM_INPUTS if block else BLOCK_INPUTS), side),
+        *(activation, stride, by_descriptor, BLOCK_ROWS, step, side),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -211,10 +231,15 @@ def _launch_data_gradient(
         x, affine = norm
         per_channel, relu = (affine.mean, affine.scale, affine.shift), MASK_OF_X if bits is None else MASK_OF_BITS
     sides = Sides.of(gradient if second is None else second, dx)
+    step, by_descriptor = _side(outputs, BLOCK_INPUTS), use_descriptors and stride == 1
+    images, factor, result = (
+        _operand(tensor, *tile, by_descriptor=by_descriptor)
+        for tensor, tile in ((gradient, (BLOCK_ROWS, step)), (weight, (step, side)), (dx, (BLOCK_ROWS, side)))
+    )
     kernels._gemm_data_gradient_kernel[(tiles * columns,)](
-        *(gradient, weight, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
-        *(dx, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
-        *(relu, stride, 0 if second is None else second_stride, BLOCK_ROWS, _side(outputs, BLOCK_INPUTS), side),
+        *(images, factor, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
+        *(result, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
+        *(relu, stride, 0 if second is None else second_stride, by_descriptor, BLOCK_ROWS, step, side),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -238,9 +263,14 @@ def weight_gradient(gradient: Tensor, x: Tensor, dtype: torch.dtype, stride: int
     splits = -(-rows // chunk)
     partial = torch.empty(splits, outputs, inputs, device=device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
+    by_descriptor = use_descriptors and stride == 1
+    factors = (
+        _operand(tensor, SPLIT_ROWS, block, by_descriptor=by_descriptor)
+        for tensor, block in ((gradient, blocks[1]), (x, blocks[0]))
+    )
     kernels._gemm_weight_gradient_kernel[(splits * tiles,)](
-        *(gradient, x, scale, shift, partial, rows, inputs, outputs, chunk, columns, tiles, *Sides.of(gradient, x)),
-        *(affine is not None, stride, SPLIT_ROWS, *blocks),
+        *(*factors, scale, shift, partial, rows, inputs, outputs, chunk, columns, tiles, *Sides.of(gradient, x)),
+        *(affine is not None, stride, by_descriptor, SPLIT_ROWS, *blocks),
         num_warps=WARPS,
         num_stages=STAGES,
     )

@@ -13,6 +13,10 @@ Products are accumulated in fp32 and rounded once. A program computes one tile; 
 the same rows are neighbours, so that they share these rows in the L2 cache. Sums of a tile are in registers, those of
 many tiles are merged by a second kernel to the chunks of `fused_kernels`, all in a fixed order. So are the parts of the
 weight gradient, which is split over rows.
+
+With `descriptors`, the factors of a product and its result are tensor descriptors of matrices, whose tiles the tensor
+memory accelerator (TMA) moves, from compute capability 9 on. From 10 on, warps of their own load them. The images must
+not be strided then. The results have the same bits.
 """
 
 import triton
@@ -50,11 +54,13 @@ def _product(
     x_rows,
     row_mask,
     write_mask,
-    n,
+    first_row,
+    first_output,
     inputs,
     outputs,
     activation: tl.constexpr,
     transposed: tl.constexpr,
+    descriptors: tl.constexpr,
     block_rows: tl.constexpr,
     block_inputs: tl.constexpr,
     block_outputs: tl.constexpr,
@@ -64,24 +70,33 @@ def _product(
     The activation of x is 0: none, 1: batch norm and ReLU, 2: the same with the shortcut added, which is written with
     its bits in the rows of `write_mask`.
     """
+    n = first_output + tl.arange(0, block_outputs)
     total = tl.zeros([block_rows, block_outputs], tl.float32)
-    for start in range(0, inputs, block_inputs):
+    # A sum also stores in the loop, which warps that only load cannot.
+    for start in tl.range(0, inputs, block_inputs, warp_specialize=descriptors and activation != 2):
         k = start + tl.arange(0, block_inputs)
-        a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=row_mask[:, None], other=0.0)
+        if descriptors:
+            a = x.load([first_row, start])
+        else:
+            a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=row_mask[:, None], other=0.0)
         if activation == 1:
             a = _activate(a, tl.load(scale + k)[None, :], tl.load(shift + k)[None, :])
         if activation == 2:
-            at = x_rows[:, None] * inputs + k[None, :]
+            x_at = x_rows[:, None] * inputs + k[None, :]
             value = a.to(tl.float32) * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :]
-            value += tl.load(shortcut + at, mask=row_mask[:, None], other=0.0).to(tl.float32)
+            value += tl.load(shortcut + x_at, mask=row_mask[:, None], other=0.0).to(tl.float32)
             value = tl.where(value <= 0.0, 0.0, value)
-            a = value.to(x.dtype.element_ty)
-            tl.store(activated + at, a, mask=write_mask[:, None])
+            a = value.to(a.dtype)
+            tl.store(activated + x_at, a, mask=write_mask[:, None])
             packed = fused_kernels.pack_mask(value, block_rows, block_inputs)
             byte = start // 8 + tl.arange(0, block_inputs // 8)
             bits_at = x_rows[:, None] * (inputs // 8) + byte[None, :]
             tl.store(bits + bits_at, packed, mask=write_mask[:, None])
-        b = tl.load(weight + (n[None, :] * inputs + k[:, None] if transposed else k[:, None] * outputs + n[None, :]))
+        if descriptors:
+            b = weight.load([first_output, start]).T if transposed else weight.load([start, first_output])
+        else:
+            at = n[None, :] * inputs + k[:, None] if transposed else k[:, None] * outputs + n[None, :]
+            b = tl.load(weight + at)
         total = tl.dot(a, b, total, input_precision="ieee")
     return total
 
@@ -108,27 +123,33 @@ def _gemm_forward_kernel(
     full_width,
     activation: tl.constexpr,
     stride: tl.constexpr,
+    descriptors: tl.constexpr,
     block_rows: tl.constexpr,
     block_inputs: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
     """Write a tile of the convolution, with the mean and the sum of squared deviations of what is written."""
     part = tl.program_id(0) // columns
-    n = tl.program_id(0) % columns * block_outputs + tl.arange(0, block_outputs)
+    column = tl.program_id(0) % columns
+    n = column * block_outputs + tl.arange(0, block_outputs)
     r = part * block_rows + tl.arange(0, block_rows)
     x_rows = _strided_rows(r, height, width, full_height, full_width, stride)
     total = _product(
-        *(x, weight, scale, shift, shortcut, activated, bits, x_rows, r < rows),
-        *(r < tl.where(tl.program_id(0) % columns == 0, rows, 0), n, inputs, outputs),
+        *(x, weight, scale, shift, shortcut, activated, bits, x_rows, r < rows, r < tl.where(column == 0, rows, 0)),
+        *(part * block_rows, column * block_outputs, inputs, outputs),
         activation=activation,
         transposed=True,
+        descriptors=descriptors,
         block_rows=block_rows,
         block_inputs=block_inputs,
         block_outputs=block_outputs,
     )
     mask = (r < rows)[:, None]
-    rounded = total.to(y.dtype.element_ty)
-    tl.store(y + r.to(tl.int64)[:, None] * outputs + n[None, :], rounded, mask=mask)
+    rounded = total.to(y.dtype if descriptors else y.dtype.element_ty)
+    if descriptors:
+        y.store([part * block_rows, column * block_outputs], rounded)
+    else:
+        tl.store(y + r.to(tl.int64)[:, None] * outputs + n[None, :], rounded, mask=mask)
     value = rounded.to(tl.float32)
     mean = tl.sum(tl.where(mask, value, 0.0), 0) / tl.minimum(block_rows, rows - part * block_rows).to(tl.float32)
     difference = tl.where(mask, value - mean[None, :], 0.0)
@@ -160,6 +181,7 @@ def _gemm_data_gradient_kernel(
     relu: tl.constexpr,
     stride: tl.constexpr,
     second_stride: tl.constexpr,
+    descriptors: tl.constexpr,
     block_rows: tl.constexpr,
     block_inputs: tl.constexpr,
     block_outputs: tl.constexpr,
@@ -175,10 +197,11 @@ def _gemm_data_gradient_kernel(
     n = column * block_outputs + tl.arange(0, block_outputs)
     r = part * block_rows + tl.arange(0, block_rows)
     g = _product(
-        *(gradient, weight, scale, shift, gradient, gradient, gradient, r.to(tl.int64), r < rows),
-        *(r < rows, n, inputs, outputs),
+        *(gradient, weight, scale, shift, gradient, gradient, gradient, r.to(tl.int64), r < rows, r < rows),
+        *(part * block_rows, column * block_outputs, inputs, outputs),
         activation=0,
         transposed=False,
+        descriptors=descriptors,
         block_rows=block_rows,
         block_inputs=block_inputs,
         block_outputs=block_outputs,
@@ -204,8 +227,11 @@ def _gemm_data_gradient_kernel(
         byte = column * (block_outputs // 8) + tl.arange(0, block_outputs // 8)
         packed = tl.load(bits + r.to(tl.int64)[:, None] * (outputs // 8) + byte[None, :], mask=mask, other=0)
         g = fused_kernels.apply_mask(g, packed, block_rows, block_outputs)
-    rounded = g.to(dx.dtype.element_ty)
-    tl.store(dx + offsets, rounded, mask=mask)
+    rounded = g.to(dx.dtype if descriptors else dx.dtype.element_ty)
+    if descriptors:
+        dx.store([part * block_rows, column * block_outputs], rounded)
+    else:
+        tl.store(dx + offsets, rounded, mask=mask)
     if relu != 0:
         g = rounded.to(tl.float32)  # 0 in rows past the end, whose gradients were loaded as 0
         tl.store(sums + part * outputs + n, tl.sum(g, 0))
@@ -264,6 +290,7 @@ def _gemm_weight_gradient_kernel(
     full_width,
     activated: tl.constexpr,
     stride: tl.constexpr,
+    descriptors: tl.constexpr,
     block_rows: tl.constexpr,
     block_inputs: tl.constexpr,
     block_outputs: tl.constexpr,
@@ -278,12 +305,16 @@ def _gemm_weight_gradient_kernel(
     if activated:
         factor, offset = tl.load(scale + k)[None, :], tl.load(shift + k)[None, :]
     total = tl.zeros([block_outputs, block_inputs], tl.float32)
-    for start in range(first, last, block_rows):
-        r = start + tl.arange(0, block_rows)
-        x_rows = _strided_rows(r, height, width, full_height, full_width, stride)
-        mask = (r < last)[:, None]
-        g = tl.load(gradient + r.to(tl.int64)[:, None] * outputs + n[None, :], mask=mask, other=0.0)
-        a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=mask, other=0.0)
+    for start in tl.range(first, last, block_rows, warp_specialize=descriptors):
+        if descriptors:  # chunks are multiples of `block_rows`, and tiles past the end of the matrix have zeros
+            g = gradient.load([start, tile // columns * block_outputs])
+            a = x.load([start, tile % columns * block_inputs])
+        else:
+            r = start + tl.arange(0, block_rows)
+            x_rows = _strided_rows(r, height, width, full_height, full_width, stride)
+            mask = (r < last)[:, None]
+            g = tl.load(gradient + r.to(tl.int64)[:, None] * outputs + n[None, :], mask=mask, other=0.0)
+            a = tl.load(x + x_rows[:, None] * inputs + k[None, :], mask=mask, other=0.0)
         if activated:
             a = _activate(a, factor, offset)  # rows past the end are not 0 now, but those of the gradient are
         total = tl.dot(tl.trans(g), a, total, input_precision="ieee")

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,14 @@ from torch import nn
 from podscale.config import ModelSection
 from podscale.pytorch.batch_norm import BatchNorm, fuse_layers
 from podscale.pytorch.models import build_model
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, TENSOR_CORE_PRODUCTS, compile_kernel, interpret
+from tests.support.triton_kernels import (
+    REGISTERS,
+    SHARED_MEMORY_BYTES,
+    TENSOR_CORE_PRODUCTS,
+    CompiledKernel,
+    compile_kernel,
+    interpret,
+)
 
 FP32_ERROR, BF16_ERROR = 2e-6, 0.02
 
@@ -22,9 +31,12 @@ def is_exact(case: str, error: float) -> bool:
 
 @pytest.mark.slow
 def test_results_equal_float64() -> None:
-    """Outputs, gradients, running statistics, with and without a group; moments are those of the rounded outputs."""
+    """Outputs, gradients, running statistics, with and without a group; moments are those of the rounded outputs.
+
+    By tensor descriptors they have the bits that they have by pointers.
+    """
     errors = json.loads(interpret("-m", "tests.support.gemm_oracle"))
-    assert len(errors) == 19
+    assert len(errors) == 25
     assert all(is_exact(*error) for error in errors.items()), errors
 
 
@@ -85,6 +97,20 @@ QUICK = [
     (FORWARD, {"activation": 2, "stride": 1, **TILE, "block_inputs": 32}, 10),
     (DATA, {"relu": 2, "stride": 1, "second_stride": 1, **TILE}, 8),
 ]
+DESCRIBED = {
+    FORWARD: {
+        "x": ("block_rows", "block_inputs"),
+        "weight": ("block_outputs", "block_inputs"),
+        "y": ("block_rows", "block_outputs"),
+    },
+    DATA: {
+        "gradient": ("block_rows", "block_inputs"),
+        "weight": ("block_inputs", "block_outputs"),
+        "dx": ("block_rows", "block_outputs"),
+    },
+    WEIGHT: {"gradient": ("block_rows", "block_outputs"), "x": ("block_rows", "block_inputs")},
+}
+"""Sides of the tiles of a kernel's tensor descriptors, by argument."""
 KERNELS = [
     (FORWARD, {"activation": 0, "stride": 1, **TILE}, 8),
     (FORWARD, {"activation": 0, "stride": 2, **TILE}, 8),
@@ -105,6 +131,17 @@ KERNELS = [
     ("_gemm_add_splits_kernel", {"block": 1024}, 0),
 ]
 """Kernels with constants, and the least number of vectors that a thread stores."""
+BY_DESCRIPTORS = [
+    (FORWARD, {"activation": 0, "stride": 1, **TILE}),
+    (FORWARD, {"activation": 1, "stride": 1, **TILE}),
+    (FORWARD, {"activation": 1, "stride": 1, **TILE, "block_outputs": 64}),
+    (FORWARD, {"activation": 2, "stride": 1, **TILE, "block_inputs": 32}),
+    (DATA, {"relu": 0, "stride": 1, "second_stride": 0, **TILE}),
+    (DATA, {"relu": 1, "stride": 1, "second_stride": 0, **TILE}),
+    (DATA, {"relu": 2, "stride": 1, "second_stride": 2, **TILE}),
+    (WEIGHT, {"activated": False, "stride": 1, **SPLIT}),
+    (WEIGHT, {"activated": True, "stride": 1, **SPLIT}),
+]
 SPILLED_BYTES = 16
 """Allowed for each thread: ptxas takes 128 registers for an activated input on sm_80, so that two programs fit."""
 OTHERS = [(*kernel, capability) for capability in SHARED_MEMORY_BYTES for kernel in KERNELS + QUICK]
@@ -117,15 +154,10 @@ def test_kernels_compile_for_a_gpu(
 ) -> None:
     """Compiled for A100, H100 or B200, which needs no GPU: full vectors, tensor cores, no spills to memory."""
     pytest.importorskip("triton")
-    from podscale.pytorch.batch_norm import gemm_calls, gemm_kernels
+    from podscale.pytorch.batch_norm import gemm_calls
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    options = {"warps": gemm_calls.WARPS, "stages": gemm_calls.STAGES}
-    function = getattr(gemm_kernels, name)
-    types = {**TYPES, **({"activated": "*bf16"} if "activation" in constants else {})}
-    multiples = ("inputs", "outputs", "channels")
-    found = compile_kernel(function, types, constants, capability, tmp_path, multiples_of_16=multiples, **options)
-    print(found._replace(ptx=""))
+    found = compile_gemm(name, constants, capability, tmp_path)
     assert found.vector_stores >= stores
     if "block_inputs" in constants:
         assert found.vector_copies >= 8
@@ -133,6 +165,52 @@ def test_kernels_compile_for_a_gpu(
     assert found.shared <= SHARED_MEMORY_BYTES[capability]
     assert found.registers <= REGISTERS // (32 * gemm_calls.WARPS)
     assert found.spilled <= SPILLED_BYTES
+
+
+def compile_gemm(
+    name: str, constants: dict[str, Any], capability: int, folder: Path, *, descriptors: bool = False
+) -> CompiledKernel:
+    from podscale.pytorch.batch_norm import gemm_calls, gemm_kernels
+
+    types = {**TYPES, **({"activated": "*bf16"} if "activation" in constants else {})}
+    if name in DESCRIBED:
+        constants = {**constants, "descriptors": descriptors}
+    if descriptors:
+        sides = {argument: [constants[side] for side in tile] for argument, tile in DESCRIBED[name].items()}
+        types |= {argument: f"tensordesc<bf16{tile}>" for argument, tile in sides.items()}
+    return compile_kernel(
+        getattr(gemm_kernels, name),
+        types,
+        constants,
+        capability,
+        folder,
+        warps=gemm_calls.WARPS,
+        stages=gemm_calls.STAGES,
+        multiples_of_16=("inputs", "outputs", "channels"),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(("name", "constants"), BY_DESCRIPTORS)
+def test_tensor_descriptors_move_tiles_by_the_tensor_memory_accelerator(
+    name: str, constants: dict[str, Any], capability: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Both factors, and the result if it is images."""
+    pytest.importorskip("triton")
+    from podscale.pytorch.batch_norm import gemm_calls
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    plain, found = (compile_gemm(name, constants, capability, tmp_path, descriptors=by) for by in (False, True))
+    assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared", found.ptx)) >= 2
+    assert ("cp.async.bulk.tensor.2d.global" in found.ptx) is (name != WEIGHT)
+    assert not re.findall(r"cp\.async\.bulk\.tensor", plain.ptx)
+    assert TENSOR_CORE_PRODUCTS[capability] in found.ptx
+    assert found.spilled == 0
+    assert found.shared <= SHARED_MEMORY_BYTES[capability]
+    assert found.registers <= REGISTERS // (32 * gemm_calls.WARPS)
+    specialised = capability == 100 and constants.get("activation") != 2
+    assert ("setmaxnreg" in found.ptx) is specialised, "warps of their own load the tiles"
 
 
 def images(channels: int = 32, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -193,7 +271,7 @@ def test_wrong_or_missing_kernels_are_not_used(
 ) -> None:
     """Batch norm stays fused."""
     pytest.importorskip("triton")
-    from podscale.pytorch.batch_norm import fused
+    from podscale.pytorch.batch_norm import fused, gemm_check
 
     def largest_error(*arguments: Any) -> float:
         if isinstance(error, Exception):
@@ -201,7 +279,7 @@ def test_wrong_or_missing_kernels_are_not_used(
         return float(error)
 
     monkeypatch.setattr(fused, "norm", lambda layer, x: x)
-    monkeypatch.setattr(fuse_layers, "largest_error", largest_error)
+    monkeypatch.setattr(gemm_check, "largest_error", largest_error)
     model = build_model(ModelSection(name="resnet50", width=16), 10)
     with caplog.at_level(logging.WARNING):
         assert fuse_layers.fuse_batch_norm(model, torch.device("cpu"), convolutions=True)
@@ -222,13 +300,13 @@ def test_the_check_before_a_training_passes_and_finds_a_fault() -> None:
 CHECK = """
 import json
 import torch
-from podscale.pytorch.batch_norm import fuse_layers
+from podscale.pytorch.batch_norm import gemm_check
 from tests.support.gemm_mutants import MUTANTS, planted
 from tests.support.triton_bf16 import interpret_bf16
 interpret_bf16()
 device = torch.device("cpu")
-errors = [fuse_layers.largest_error(device)]
+errors = [gemm_check.largest_error(device)]
 with planted(MUTANTS["bits in the wrong order"]):
-    errors.append(fuse_layers.largest_error(device))
+    errors.append(gemm_check.largest_error(device))
 print(json.dumps(errors))
 """
