@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from podscale.pytorch.batch_norm import fused_calls
 from podscale.pytorch.batch_norm import gemm_calls as calls
 from podscale.pytorch.batch_norm.fused_calls import MASK_OF_BITS, MASK_OF_X, Affine, ImageRows
+from podscale.util.kernel_errors import kernel_errors
 from tools.fused_kernel_times import median_ms
 
 INNER = ((64, 56), (128, 28), (256, 14), (512, 7))
@@ -142,7 +143,7 @@ def measure_block(images: int, inner: int, side: int) -> Iterator[str]:
             tiles.apply()
             try:
                 times[tiles] = median_ms(pair.kernels)
-            except RuntimeError as error:  # more registers or shared memory than there are, or no descriptors
+            except kernel_errors() as error:  # more registers or shared memory than there are, or no descriptors
                 print(f"{tiles} does not run: {error}", file=sys.stderr)
         COMMITTED.apply()
         cells = [f"{inner} x {side}", pair.name, f"{1e3 * separate:.0f}"]

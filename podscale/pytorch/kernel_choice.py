@@ -23,6 +23,7 @@ from podscale.pytorch.timing import record_mark, seconds_between
 from podscale.pytorch.train_step import smoothed_cross_entropy
 from podscale.pytorch.trainer import build_model_on_device
 from podscale.pytorch.world import World
+from podscale.util.kernel_errors import triton_errors
 
 Kernels = Literal["off", "norm", "gemm"]
 KINDS: tuple[Kernels, ...] = get_args(Kernels)
@@ -96,6 +97,8 @@ def time_kernels(config: RunConfig, world: World, classes: int, kind: Kernels) -
     try:
         return _median_pass(with_kernels(config, kind), world, classes, kind)
     except torch.OutOfMemoryError:
+        return math.inf
+    except triton_errors():
         return math.inf
     finally:
         if world.on_gpu:

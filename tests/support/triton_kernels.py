@@ -42,6 +42,18 @@ def _release(package: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in package.__version__.split(".")[:2])
 
 
+KERNEL_FAILURES = ("no C compiler", "too little shared memory")
+
+
+def kernel_failure(reason: str) -> Exception:
+    """Return what Triton raises for a reason of KERNEL_FAILURES."""
+    from triton.runtime.errors import OutOfResources
+
+    if reason == "no C compiler":
+        return RuntimeError("Failed to find C compiler")
+    return OutOfResources(115100, 101376, "shared memory")  # type: ignore[no-untyped-call]
+
+
 class CompiledKernel(NamedTuple):
     """Code of a kernel and what it needs: bytes of shared memory, registers of a thread, bytes of spilled registers."""
 

@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import BadRecord, decode
 from podscale.data.loaders.base import BadRecordGuard, Batch
+from podscale.util.kernel_errors import kernel_errors
 
 log = logging.getLogger("podscale.data")
 
@@ -193,7 +193,7 @@ def has_crop_kernels(device: str) -> bool:
     found = torch.empty(2, 12, 12, 3, dtype=torch.uint8, device=device)
     try:
         crop_kernels.crop_batch([pixels, pixels], batch, "bilinear", found)
-    except (RuntimeError, OSError, SubprocessError) as error:
+    except kernel_errors() as error:
         log.warning(f"images are cropped one by one: Triton cannot compile the kernels for a batch: {error}")
         return False
     expected = torch.stack([crop_and_resize(pixels, crop, 12, "bilinear") for crop in crops])

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from podscale.pytorch.batch_norm.layer import FUSED_CHANNELS, KERNEL_ERRORS, BatchNorm, batch_norm_layers
+from podscale.pytorch.batch_norm.layer import FUSED_CHANNELS, BatchNorm, batch_norm_layers
+from podscale.util.kernel_errors import kernel_errors
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def fuse_batch_norm(model: nn.Module, device: torch.device, *, convolutions: boo
     probe.is_fused = True
     try:
         probe(images.contiguous(memory_format=torch.channels_last))
-    except KERNEL_ERRORS as error:
+    except kernel_errors() as error:
         log.warning(f"batch norm runs in separate operations: Triton cannot compile the fused kernels: {error}")
         return False
     folds = convolutions and _gemm_kernels_work(device)
@@ -47,7 +48,7 @@ def _gemm_kernels_work(device: torch.device) -> bool:
     try:
         error = gemm_check.largest_error(device)
         problem = f"their relative error is {error:.2g}"
-    except KERNEL_ERRORS as failure:
+    except kernel_errors() as failure:
         error, problem = float("inf"), f"Triton cannot compile them: {failure}"
     if error <= TOLERATED_ERROR:  # not if it is NaN
         log.info(f"1x1 convolutions run as fused kernels: their relative error in bf16 is {error:.2g}")

@@ -6,7 +6,7 @@ choice changes no result, and may differ between ranks and after a restart.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.pytorch.batch_norm import gemm, gemm_calls
-from podscale.pytorch.batch_norm.layer import KERNEL_ERRORS, BatchNorm
+from podscale.pytorch.batch_norm.layer import BatchNorm
 from podscale.pytorch.timing import record_mark, seconds_between
+from podscale.util.kernel_errors import kernel_errors
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,10 @@ class BlockShape(NamedTuple):
     inner: int
 
 
-CHECKED = BlockShape(3, 10, 9, 64, 32)
-TIMED = BlockShape(64, 56, 56, 256, 64)
-"""First stage of ResNet-50. A tensor of its outer channels has 100 MB, more than the caches of a GPU."""
+SMALL = BlockShape(3, 10, 9, 64, 32)
+"""Images whose rows fill no tile."""
+LARGE = BlockShape(64, 56, 56, 256, 64)
+"""First stage of ResNet-50, which has full tiles. A tensor of 256 channels has 100 MB, more than a GPU's caches."""
 
 
 class Blocks:
@@ -98,14 +100,14 @@ def run_separately(blocks: Blocks) -> tuple[Tensor, Tensor]:
     return F.conv2d(y, weights[2]), F.conv2d(y, weights[3], stride=blocks.convs[3].stride)
 
 
-def largest_error(device: torch.device) -> float:
+def largest_error(device: torch.device, shapes: Sequence[BlockShape] = (SMALL, LARGE)) -> float:
     """Return the kernels' largest relative error, of outputs and gradients of two blocks in bf16; NaN if one is NaN."""
-    blocks = Blocks(CHECKED, device)
-    ours, separate = blocks.results(run_kernels), blocks.results(run_separately)
-    errors = torch.stack(
-        [(a.float() - b.float()).norm() / b.float().norm() for a, b in zip(ours, separate, strict=True)]
-    )
-    return float(errors.max())
+    errors = []
+    for shape in shapes:
+        blocks = Blocks(shape, device)
+        ours, separate = blocks.results(run_kernels), blocks.results(run_separately)
+        errors += [(a.float() - b.float()).norm() / b.float().norm() for a, b in zip(ours, separate, strict=True)]
+    return float(torch.stack(errors).max())
 
 
 def choose_loads(device: torch.device) -> None:
@@ -115,7 +117,7 @@ def choose_loads(device: torch.device) -> None:
         return
     try:
         differ, pointer_seconds, seconds = _compare_loads(device)
-    except KERNEL_ERRORS as error:
+    except kernel_errors() as error:
         log.warning(f"1x1 convolutions load by pointers: tensor descriptors do not run here: {error}")
         return
     gemm_calls.use_descriptors = not differ and seconds < pointer_seconds
@@ -138,7 +140,7 @@ class LoadComparison(NamedTuple):
 
 
 def _compare_loads(device: torch.device) -> LoadComparison:
-    blocks = [Blocks(shape, device) for shape in (CHECKED, TIMED)]
+    blocks = [Blocks(shape, device) for shape in (SMALL, LARGE)]
     results, seconds = [], []
     try:
         for by_descriptors in (False, True):

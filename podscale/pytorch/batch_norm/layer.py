@@ -12,7 +12,6 @@ synchronise them, which corresponds to the statistics of the first rank.
 
 import logging
 from collections.abc import Sequence
-from subprocess import SubprocessError
 from typing import TypeGuard
 
 import torch
@@ -35,8 +34,6 @@ GEMM_CHANNELS = 16
 """Divisor of the channels that the GEMM kernels take: the least side of a tensor core's product."""
 GEMM_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes of the images that the GEMM kernels take. Products of fp32 keep cuDNN's precision."""
-KERNEL_ERRORS = (RuntimeError, OSError, SubprocessError)
-"""What Triton raises if it cannot compile or launch a kernel."""
 
 
 class BatchNorm(nn.Module):

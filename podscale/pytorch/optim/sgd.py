@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
-from subprocess import SubprocessError
 from typing import Literal, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from podscale.pytorch.optim.base import HyperParams, Optimizer, where_finite
 from podscale.pytorch.optim.param_shard import ParamShard, PartGroup
+from podscale.util.kernel_errors import kernel_errors
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdat
         fused = FusedMomentum(shard, nesterov=nesterov)
         try:
             fused.compile()
-        except (RuntimeError, OSError, SubprocessError) as error:
+        except kernel_errors() as error:
             log.warning(f"momentum runs in many small kernels: Triton cannot compile the fused ones: {error}")
         else:
             return fused

@@ -14,6 +14,7 @@ from podscale.pytorch.kernel_choice import fastest_kernels, resolve_fused_kernel
 from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.world import World
 from tests.distributed.conftest import RunWorld
+from tests.support.triton_kernels import kernel_failure
 
 
 def document(**train: Any) -> RunConfig:
@@ -133,13 +134,13 @@ def test_a_pass_is_timed_in_each_precision(run_world: RunWorld, precision: str) 
 
 
 def test_a_pass_that_needs_too_much_memory_has_no_time(run_world: RunWorld) -> None:
-    def body(world: World) -> float:
+    """Of the device, or of a multiprocessor."""
+
+    def body(world: World) -> list[float]:
         import torch
 
-        def build(*_: Any) -> Any:
-            raise torch.OutOfMemoryError
+        failures = [torch.OutOfMemoryError(), kernel_failure("too little shared memory")]
+        with patch.object(kernel_choice, "build_model_on_device", side_effect=failures):
+            return [time_kernels(document(), world, 10, "off") for _ in failures]
 
-        with patch.object(kernel_choice, "build_model_on_device", build):
-            return time_kernels(document(), world, 10, "off")
-
-    assert run_world(1, body) == [math.inf]
+    assert run_world(1, body) == [[math.inf, math.inf]]

@@ -6,11 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, skip_without_interpreter
+from tests.support.triton_kernels import (
+    KERNEL_FAILURES,
+    REGISTERS,
+    SHARED_MEMORY_BYTES,
+    compile_kernel,
+    kernel_failure,
+    skip_without_interpreter,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -53,16 +61,14 @@ def test_kernels_compile_for_a_gpu(kernel: str, constants: dict[str, Any], tmp_p
     assert found.spilled == 0
 
 
-def test_images_are_cropped_one_by_one_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:
+@pytest.mark.parametrize("reason", KERNEL_FAILURES)
+def test_images_are_cropped_one_by_one_if_triton_cannot_compile(reason: str, monkeypatch: Any, caplog: Any) -> None:
     pytest.importorskip("triton")
     from podscale.data.loaders import crop_kernels, nvjpeg
 
-    def no_compiler(*arguments: Any) -> None:
-        raise RuntimeError("Failed to find C compiler")
-
-    monkeypatch.setattr(crop_kernels, "crop_batch", no_compiler)
+    monkeypatch.setattr(crop_kernels, "crop_batch", Mock(side_effect=kernel_failure(reason)))
     assert not nvjpeg.has_crop_kernels.__wrapped__("cpu")
-    assert "Failed to find C compiler" in caplog.text
+    assert str(kernel_failure(reason)) in caplog.text
 
 
 def test_kernels_with_other_pixels_are_not_used(monkeypatch: Any, caplog: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,14 @@ from torch import nn
 from podscale.config import ModelSection
 from podscale.pytorch.batch_norm import BatchNorm, fuse_layers
 from podscale.pytorch.models import build_model
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, interpret
+from tests.support.triton_kernels import (
+    KERNEL_FAILURES,
+    REGISTERS,
+    SHARED_MEMORY_BYTES,
+    compile_kernel,
+    interpret,
+    kernel_failure,
+)
 
 
 @pytest.mark.slow
@@ -136,17 +144,15 @@ print("equal")
 """
 
 
-def test_separate_operations_run_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:
+@pytest.mark.parametrize("reason", KERNEL_FAILURES)
+def test_separate_operations_run_if_triton_cannot_compile(reason: str, monkeypatch: Any, caplog: Any) -> None:
     pytest.importorskip("triton")
     from podscale.pytorch.batch_norm import fused
 
-    def no_compiler(*arguments: Any) -> Any:
-        raise RuntimeError("Failed to find C compiler")
-
-    monkeypatch.setattr(fused, "norm", no_compiler)
+    monkeypatch.setattr(fused, "norm", Mock(side_effect=kernel_failure(reason)))
     model = build_model(ModelSection(name="resnet18", width=8), 10)
     assert not fuse_layers.fuse_batch_norm(model, torch.device("cpu"))
-    assert "Failed to find C compiler" in caplog.text
+    assert str(kernel_failure(reason)) in caplog.text
     assert not any(module.is_fused for module in model.modules() if isinstance(module, BatchNorm))
 
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.triton_kernels import REGISTERS, SHARED_MEMORY_BYTES, compile_kernel, skip_without_interpreter
+from tests.support.triton_kernels import (
+    KERNEL_FAILURES,
+    REGISTERS,
+    SHARED_MEMORY_BYTES,
+    compile_kernel,
+    kernel_failure,
+    skip_without_interpreter,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -72,13 +79,13 @@ def test_lists_of_operations_are_used_if_triton_cannot_compile(monkeypatch: Any,
     from podscale.pytorch.optim import fused_momentum, sgd
 
     class Fused:
-        reason = ""
+        failure: Exception | None = None
 
         def __init__(self, share: Any, *, nesterov: bool) -> None: ...
 
         def compile(self) -> None:
-            if self.reason:
-                raise RuntimeError(self.reason)
+            if self.failure:
+                raise self.failure
 
     class Listed(Fused): ...
 
@@ -86,6 +93,7 @@ def test_lists_of_operations_are_used_if_triton_cannot_compile(monkeypatch: Any,
     monkeypatch.setattr(sgd, "ForeachMomentum", Listed)
     share: Any = SimpleNamespace(device=torch.device("cuda"))
     assert type(sgd.build_momentum_update(share, nesterov=False)) is Fused
-    Fused.reason = "Failed to find C compiler"
-    assert type(sgd.build_momentum_update(share, nesterov=False)) is Listed
-    assert "Failed to find C compiler" in caplog.text
+    for reason in KERNEL_FAILURES:
+        Fused.failure = kernel_failure(reason)
+        assert type(sgd.build_momentum_update(share, nesterov=False)) is Listed
+        assert str(Fused.failure) in caplog.text
