@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -11,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from podscale.errors import InputError
+from podscale.util import env
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -152,3 +154,9 @@ def _expand_parameter(parameter: inspect.Parameter) -> Iterator[inspect.Paramete
             )
     else:
         yield parameter.replace(kind=parameter.KEYWORD_ONLY)
+
+
+def command_without_folders(default: str) -> str:
+    """Return the command of this process without the folders of its paths."""
+    words = shlex.split(os.environ.get(env.COMMAND, default))
+    return " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)

@@ -151,3 +151,10 @@ def oom_kill_count() -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def device_slug() -> str:
+    """Return the name of this machine's first device for a file name."""
+    names = gpu_names()
+    name = names[0].removeprefix("NVIDIA ") if names else "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from podscale.bench.images import copy_without_labels
-from podscale.cli import bench, main
-from podscale.cli.bench import input_rates
+from podscale.cli import bench_input, main
+from podscale.cli.bench_input import input_rates
 from podscale.data.loaders import build_loader
 from podscale.data.loaders.build_loader import unavailable_reason
 from podscale.data.sources import SourceMissing
@@ -139,6 +139,6 @@ def test_loaders_that_are_not_here_have_a_reason(monkeypatch: pytest.MonkeyPatch
     assert unavailable_reason("nvjpeg", "cuda:9") == ""
     assert "podscale[gpu]" in unavailable_reason("dali", "cpu")
     assert "not installed" in unavailable_reason("native", "cpu")
-    rows = bench._input_rows("native,dali,reference", None, "cpu")
+    rows = bench_input._input_rows("native,dali,reference", None, "cpu")
     assert [bool(row.reason) for row in rows] == [True, True, False]
     assert rows[2].workers == host_info.cpu_count()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podscale.cli.bench import input_rates
+from podscale.cli.bench_input import input_rates
 from podscale.data.loaders.build_loader import MIN_INDEXED_BYTES, open_shard_set
 from tests.support.loading import add_indexes, document, evaluate, needs_native, open_loader
 from tests.support.shard_set import Sample, encode_image, smooth_pixels
