@@ -62,7 +62,8 @@ class LaunchView(LaunchDisplay):
         self._steps = StepLog(
             sys.stdout, config.telemetry.log
         )  # opened now, because sys.stdout is kfp's log while kfp runs
-        self._printed_stages: set[str] = set()
+        self._begun_stages: set[str] = set()
+        self._ended_stages: set[str] = set()
         self._stage: str | None = None
         self._since = time.monotonic()
         self._printed_endpoint = ""
@@ -79,15 +80,17 @@ class LaunchView(LaunchDisplay):
 
     def update(self, launch: LocalLaunch) -> None:
         """Print the changes since the last call."""
-        if launch.stage != self._stage:
-            self._print_stage(launch.stage)
+        for stage, outcome in launch.outcomes.items():
+            if stage not in self._ended_stages and outcome.is_done:
+                self._begin_stage(stage)  # it may have begun and ended since the last call
+                self._print_metrics()
+                self._ended_stages.add(stage)
+                self._print_line(f"      {paint(self._stage_result(stage, outcome), 'green', sys.stderr)}")
+        if launch.stage is not None:
+            self._begin_stage(launch.stage)
         self._print_endpoint()
         self._print_metrics()
-        for stage, outcome in launch.outcomes.items():
-            if stage not in self._printed_stages and outcome.is_done:
-                self._printed_stages.add(stage)
-                self._print_line(f"      {paint(self._stage_result(stage, outcome), 'green', sys.stderr)}")
-        if self._stage is not None and self._stage not in self._printed_stages:
+        if self._stage is not None and self._stage not in self._ended_stages:
             self._draw_progress(launch)
 
     def print_result(self, result: LaunchResult, seconds: float) -> None:
@@ -112,13 +115,17 @@ class LaunchView(LaunchDisplay):
             self._print_line(f"output of the stages: {result.log}")
             self._print_line(f"{paint(f'podscale{stage}:', 'bold red', sys.stderr)} {result.error}")
 
-    def _print_stage(self, stage: str | None) -> None:
+    def _begin_stage(self, stage: str) -> None:
+        """Print the heading of a stage, once."""
+        if stage in self._begun_stages:
+            return
+        self._begun_stages.add(stage)
         self._stage, self._since = stage, time.monotonic()
         stages: tuple[str, ...] = stage_outcomes.planned_stages(self._config)
         if stage in stages:
             number = stages.index(stage) + 1
             self._print_line(paint(f"[{number}/{len(stages)}] {stage}", "bold", sys.stderr))
-        elif stage is not None:
+        else:
             members = ", ".join(member.config.run.id for member in ensemble_members.ensemble_members(self._config))
             self._print_line(f"      {stage}: {members}")
 
