@@ -6,8 +6,6 @@ compile them. Every time is the slowest rank's. The choice is stored (see `store
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
-from statistics import median
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,7 +17,7 @@ from podscale.distributed.waits import waiting_for
 from podscale.pytorch.batch_norm.layer import BatchNorm, batch_norm_layers
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.stored_choice import StoredChoice
-from podscale.pytorch.timing import record_mark, seconds_between
+from podscale.pytorch.timing import median_seconds
 from podscale.pytorch.train_step import smoothed_cross_entropy
 from podscale.pytorch.trainer import build_model_on_device
 from podscale.pytorch.world import World
@@ -111,15 +109,7 @@ def _median_pass(config: RunConfig, world: World, classes: int, kind: Kernels) -
     if kind != "off" and not any(_runs(layer, kind) for layer in batch_norm_layers(model)):
         return math.inf
     run = _training_pass(config, world, model)
-    for _ in range(WARMUPS):
-        run()
-    marks = [record_mark(on_gpu=world.on_gpu)]
-    for _ in range(REPEATS):
-        run()
-        marks.append(record_mark(on_gpu=world.on_gpu))
-    if world.on_gpu:
-        torch.cuda.synchronize(world.device)
-    return median(seconds_between(begin, end) for begin, end in pairwise(marks))
+    return median_seconds(run, world.device, warmups=WARMUPS, repeats=REPEATS)
 
 
 def _runs(layer: BatchNorm, kind: Kernels) -> bool:

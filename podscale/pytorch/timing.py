@@ -4,6 +4,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from statistics import median
 
 import torch
 from torch import distributed as dist
@@ -30,6 +32,20 @@ def seconds_between(begin: TimeMark, end: TimeMark) -> float:
         return float(begin.elapsed_time(end)) / 1000.0
     assert isinstance(end, float)
     return end - begin
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, *, warmups: int, repeats: int) -> float:
+    """Return the median seconds of `run` on a device, queued `repeats` times behind `warmups` that do not count."""
+    on_gpu = device.type == "cuda"
+    for _ in range(warmups):
+        run()
+    marks = [record_mark(on_gpu=on_gpu)]
+    for _ in range(repeats):
+        run()
+        marks.append(record_mark(on_gpu=on_gpu))
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    return median(seconds_between(begin, end) for begin, end in pairwise(marks))
 
 
 class DeviceTimer:

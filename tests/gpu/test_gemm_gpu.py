@@ -110,7 +110,7 @@ def test_tensor_descriptors_give_the_bits_of_pointers() -> None:
     device = torch.device("cuda", 0)
     if not gemm_check.has_descriptors(device):
         pytest.skip("the GPU has no tensor memory accelerator: it is older than compute capability 9.0")
-    found = gemm_check._compare_loads(device)
+    found = gemm_check.compare_loads(device)
     print(found)
     assert not found.differ
 

@@ -309,7 +309,7 @@ def _paper_kernels(gpu: PaperGpu, *, by_descriptors: bool) -> Iterator[None]:
         for (module, name), writes in KERNEL_OUTPUTS.items():
             stack.enter_context(mock.patch.object(module, name, PaperKernel(gpu, name, writes)))
         stack.enter_context(mock.patch.object(gemm_check, "largest_error", return_value=0.0))  # values are needed
-        stack.enter_context(mock.patch.object(gemm_check, "_compare_loads", return_value=times))
+        stack.enter_context(mock.patch.object(gemm_check, "compare_loads", return_value=times))
         yield
 
 

@@ -46,16 +46,19 @@ def _side(channels: int, largest: int) -> int:
     return min(channels & -channels, largest)
 
 
-def _operand(tensor: Tensor, rows: int, columns: int, *, by_descriptor: bool) -> Any:
-    """Return a factor or the result of a product: the tensor, or a descriptor of its tiles of [rows, columns].
+def _operands(stride: int, *tiles: tuple[Tensor, int, int]) -> tuple[list[Any], bool]:
+    """Return factors and result of a product, as tensors or as descriptors of their tiles, and True for descriptors.
 
     Args:
-        tensor: images in NHWC order, [pixels, channels] as a matrix, or a weight [outputs, inputs, 1, 1].
+        stride: that of the convolution; only matrices of all pixels are described.
+        tiles: each tensor with rows and columns of its tiles: images in NHWC order, which are a matrix [pixels,
+            channels], or a weight [outputs, inputs, 1, 1].
     """
-    if not by_descriptor:
-        return tensor
-    matrix = tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1])
-    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+    if not use_descriptors or stride > 1:
+        return [tensor for tensor, _, _ in tiles], False
+    matrices = [tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor, _, _ in tiles]
+    sides = [[rows, columns] for _, rows, columns in tiles]
+    return [TensorDescriptor.from_tensor(*pair) for pair in zip(matrices, sides, strict=True)], True
 
 
 class Sides(NamedTuple):
@@ -134,15 +137,14 @@ def _launch_forward(
     partial = torch.empty(2, tiles, outputs, device=x.device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
     activation = NO_MASK if affine is None else MASK_OF_X if block is None else MASK_OF_BITS
-    step, by_descriptor = _side(inputs, SUM_INPUTS if block else BLOCK_INPUTS), use_descriptors and stride == 1
-    images, factor, result = (
-        _operand(tensor, *tile, by_descriptor=by_descriptor)
-        for tensor, tile in ((x, (BLOCK_ROWS, step)), (weight, (side, step)), (y, (BLOCK_ROWS, side)))
+    step = _side(inputs, SUM_INPUTS if block else BLOCK_INPUTS)
+    (images, factor, result), described = _operands(
+        stride, (x, BLOCK_ROWS, step), (weight, side, step), (y, BLOCK_ROWS, side)
     )
     kernels._gemm_forward_kernel[(tiles * columns,)](
         *(images, factor, scale, shift, *(block or (x, y, y)), result, partial[0], partial[1]),
         *(rows, inputs, outputs, columns, *Sides.of(y, x)),
-        *(activation, stride, by_descriptor, BLOCK_ROWS, step, side),
+        *(activation, stride, described, BLOCK_ROWS, step, side),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -231,15 +233,14 @@ def _launch_data_gradient(
         x, affine = norm
         per_channel, relu = (affine.mean, affine.scale, affine.shift), MASK_OF_X if bits is None else MASK_OF_BITS
     sides = Sides.of(gradient if second is None else second, dx)
-    step, by_descriptor = _side(outputs, BLOCK_INPUTS), use_descriptors and stride == 1
-    images, factor, result = (
-        _operand(tensor, *tile, by_descriptor=by_descriptor)
-        for tensor, tile in ((gradient, (BLOCK_ROWS, step)), (weight, (step, side)), (dx, (BLOCK_ROWS, side)))
+    step = _side(outputs, BLOCK_INPUTS)
+    (images, factor, result), described = _operands(
+        stride, (gradient, BLOCK_ROWS, step), (weight, step, side), (dx, BLOCK_ROWS, side)
     )
     kernels._gemm_data_gradient_kernel[(tiles * columns,)](
         *(images, factor, gradient if second is None else second, x, x if bits is None else bits, *per_channel),
         *(result, partial[0], partial[1], rows, outputs, inputs, columns, *sides),
-        *(relu, stride, 0 if second is None else second_stride, by_descriptor, BLOCK_ROWS, step, side),
+        *(relu, stride, 0 if second is None else second_stride, described, BLOCK_ROWS, step, side),
         num_warps=WARPS,
         num_stages=STAGES,
     )
@@ -263,14 +264,10 @@ def weight_gradient(gradient: Tensor, x: Tensor, dtype: torch.dtype, stride: int
     splits = -(-rows // chunk)
     partial = torch.empty(splits, outputs, inputs, device=device)
     scale, shift = (partial, partial) if affine is None else (affine.scale, affine.shift)
-    by_descriptor = use_descriptors and stride == 1
-    factors = (
-        _operand(tensor, SPLIT_ROWS, block, by_descriptor=by_descriptor)
-        for tensor, block in ((gradient, blocks[1]), (x, blocks[0]))
-    )
+    factors, described = _operands(stride, (gradient, SPLIT_ROWS, blocks[1]), (x, SPLIT_ROWS, blocks[0]))
     kernels._gemm_weight_gradient_kernel[(splits * tiles,)](
         *(*factors, scale, shift, partial, rows, inputs, outputs, chunk, columns, tiles, *Sides.of(gradient, x)),
-        *(affine is not None, stride, by_descriptor, SPLIT_ROWS, *blocks),
+        *(affine is not None, stride, described, SPLIT_ROWS, *blocks),
         num_warps=WARPS,
         num_stages=STAGES,
     )

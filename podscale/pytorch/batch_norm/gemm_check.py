@@ -7,8 +7,7 @@ choice changes no result, and may differ between ranks and after a restart.
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from statistics import median
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 
 from podscale.pytorch.batch_norm import gemm, gemm_calls
 from podscale.pytorch.batch_norm.layer import BatchNorm
-from podscale.pytorch.timing import record_mark, seconds_between
+from podscale.pytorch.timing import median_seconds
 from podscale.util.kernel_errors import kernel_errors
 
 log = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ NEEDED_CAPABILITY = (9, 0)
 """First compute capability with the tensor memory accelerator."""
 WARMUPS, REPEATS = 2, 10
 
-Results = list[Tensor]
 RunBlocks = Callable[["Blocks"], tuple[Tensor, Tensor]]
 """Function that returns the outputs of both blocks."""
 
@@ -74,7 +72,7 @@ class Blocks:
         parameters = [parameter for norm in self.norms for parameter in (norm.weight, norm.bias)]
         self._leaves = [self.x, self.shortcut, *(conv.weight for conv in self.convs), *parameters]
 
-    def results(self, run: RunBlocks) -> Results:
+    def results(self, run: RunBlocks) -> list[Tensor]:
         """Return outputs, and gradients of the images, weights, scales and shifts."""
         outputs = run(self)
         gradients = torch.autograd.grad(
@@ -116,7 +114,7 @@ def choose_loads(device: torch.device) -> None:
     if not has_descriptors(device):
         return
     try:
-        differ, pointer_seconds, seconds = _compare_loads(device)
+        differ, pointer_seconds, seconds = compare_loads(device)
     except kernel_errors() as error:
         log.warning(f"1x1 convolutions load by pointers: tensor descriptors do not run here: {error}")
         return
@@ -139,28 +137,16 @@ class LoadComparison(NamedTuple):
     descriptor_seconds: float
 
 
-def _compare_loads(device: torch.device) -> LoadComparison:
+def compare_loads(device: torch.device) -> LoadComparison:
+    """Compute and time the blocks by pointers and by tensor descriptors, and leave pointers in use."""
     blocks = [Blocks(shape, device) for shape in (SMALL, LARGE)]
     results, seconds = [], []
     try:
         for by_descriptors in (False, True):
             gemm_calls.use_descriptors = by_descriptors
             results.append([tensor for each in blocks for tensor in each.results(run_kernels)])
-            seconds.append(pass_seconds(blocks[-1]))
+            run = partial(blocks[-1].results, run_kernels)
+            seconds.append(median_seconds(run, device, warmups=WARMUPS, repeats=REPEATS))
     finally:
         gemm_calls.use_descriptors = False
     return LoadComparison(not all(map(torch.equal, *results)), *seconds)
-
-
-def pass_seconds(blocks: Blocks) -> float:
-    """Return the median seconds of forward and backward by the kernels."""
-    on_gpu = blocks.x.is_cuda
-    for _ in range(WARMUPS):
-        blocks.results(run_kernels)
-    marks = [record_mark(on_gpu=on_gpu)]
-    for _ in range(REPEATS):
-        blocks.results(run_kernels)
-        marks.append(record_mark(on_gpu=on_gpu))
-    if on_gpu:
-        torch.cuda.synchronize(blocks.x.device)
-    return median(seconds_between(begin, end) for begin, end in pairwise(marks))

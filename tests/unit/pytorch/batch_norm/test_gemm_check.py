@@ -46,7 +46,7 @@ def test_descriptors_must_be_equal_and_faster(
         return LoadComparison(*found)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(gemm_check, "_compare_loads", compare)
+    monkeypatch.setattr(gemm_check, "compare_loads", compare)
     with caplog.at_level(logging.INFO):
         gemm_check.choose_loads(GPU)
     assert gemm_calls.use_descriptors is chosen
@@ -76,7 +76,7 @@ def test_all_results_are_compared(changed: float, monkeypatch: pytest.MonkeyPatc
     kernels = FakeKernels(changed)
     monkeypatch.setattr(gemm_check, "run_kernels", kernels)
     monkeypatch.setattr(gemm_check, "LARGE", gemm_check.BlockShape(2, 6, 5, 32, 16))
-    found = gemm_check._compare_loads(torch.device("cpu"))
+    found = gemm_check.compare_loads(torch.device("cpu"))
     assert found.differ is bool(changed)
     assert min(found.pointer_seconds, found.descriptor_seconds) > 0
     assert kernels.loads == {False, True}
