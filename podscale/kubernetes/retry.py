@@ -23,10 +23,11 @@ from podscale.kubernetes.errors import ApiUnreachable
 NOTICE_AFTER_SECONDS = 5.0
 """Duration of an outage after which the user is notified, seconds."""
 
+MAX_PAUSE_SECONDS = 20.0
+"""Maximal pause between two attempts, seconds."""
+
 Notify = Callable[[str], None]
 """Takes one line for the user."""
-
-_backoff = wait_exponential(multiplier=0.5, max=20.0) + wait_random(0.0, 0.25)
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,16 @@ class RetryPolicy:
     Args:
         deadline: maximal time from the first attempt to the last, seconds; 0 for one attempt.
         read_timeout: timeout of one answer, seconds.
+        first_pause: pause after the first attempt, seconds. It doubles with each attempt, to MAX_PAUSE_SECONDS.
     """
 
     deadline: float
     read_timeout: float = 60.0
+    first_pause: float = 0.5
 
     def retrying(self, notice: "OutageNotice") -> Retrying:
         """Return tenacity's Retrying, which calls a function again while it raises ApiUnreachable."""
+        pause = wait_exponential(self.first_pause, max=MAX_PAUSE_SECONDS) + wait_random(0.0, self.first_pause / 2)
 
         def seconds(state: RetryCallState) -> float:
             return min(self.deadline, _error(state).retry_for)
@@ -53,7 +57,7 @@ class RetryPolicy:
 
         return Retrying(
             retry=retry_if_exception_type(ApiUnreachable),
-            wait=lambda state: max(_error(state).retry_after, _backoff(state)),
+            wait=lambda state: max(_error(state).retry_after, pause(state)),
             stop=lambda state: stop_before_delay(seconds(state))(state),
             before_sleep=report,
             reraise=True,

@@ -26,4 +26,4 @@ def notices() -> list[str]:
 
 @pytest.fixture
 def api(cluster: FakeCluster, notices: list[str]) -> ClusterClient:
-    return connect_cluster(NamedCluster(), policy=RetryPolicy(10.0), notify=notices.append)
+    return connect_cluster(NamedCluster(), policy=RetryPolicy(10.0, first_pause=0.05), notify=notices.append)

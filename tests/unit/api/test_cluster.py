@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import podscale
-from podscale.kubernetes import run_stage
+from podscale.api import cluster_jobs
+from podscale.kubernetes import logs, run_stage
 from tests.support.cluster_objects import condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.refusals import refused
@@ -28,8 +29,10 @@ def _claim(cluster: FakeCluster) -> None:
 
 
 @pytest.fixture
-def training(cluster: FakeCluster) -> FakeCluster:
+def training(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     """Job of two pods that has logged one step."""
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(cluster_jobs, "STATE_CHECK_SECONDS", 0.05)
     cluster.put("pytorchjobs", job())
     for index in (0, 1):
         cluster.put("pods", pod(index))

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import now
 from tests.support.polling import until
 
-LIMITS = WaitLimits(max_poll_seconds=0.1, min_poll_seconds=0.01, permanent_seconds=1.0, log_seconds=5.0)
+LIMITS = WaitLimits(max_poll_seconds=0.1, min_poll_seconds=0.01, permanent_seconds=0.5, log_seconds=5.0)
 DOCUMENT = (
     "run.id=r1",
     "run.workspace=/work",
@@ -41,22 +42,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(informer, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(job_watcher, "DETAILS_SECONDS", 0.1)
-    monkeypatch.setattr(retry, "UNATTENDED", RetryPolicy(20.0))
+    monkeypatch.setattr(retry, "UNATTENDED", RetryPolicy(20.0, first_pause=0.05))
 
 
 class Waiting:
     """A launcher in a thread: its output and its result."""
 
-    def __init__(self, *changes: str) -> None:
+    def __init__(self, *changes: str, limits: WaitLimits = LIMITS) -> None:
         self.out = io.StringIO()
         self.result: JobResult | BaseException | None = None
-        self._changes = (*DOCUMENT, *changes)
+        self._changes, self._limits = (*DOCUMENT, *changes), limits
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.result = run_stage(config.load(None, self._changes), "train", out=self.out, limits=LIMITS)
+            self.result = run_stage(config.load(None, self._changes), "train", out=self.out, limits=self._limits)
         except BaseException as error:
             self.result = error
 
@@ -208,15 +209,17 @@ def test_an_image_that_is_missing_is_given_up_with_its_name(operator: Operator, 
 
 
 def test_an_image_that_is_missing_is_reported_once_for_all_pods(operator: Operator, cluster: FakeCluster) -> None:
-    launcher = Waiting()
+    launcher = Waiting(limits=replace(LIMITS, permanent_seconds=60.0))
     operator.job()
     for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImagePull"):
         for index in range(2):
             operator.pods(pod(index, state=waiting(reason, f"attempt of {index}"), phase="Pending"))
             launcher.sees("registry.example/podscale:1")
-            time.sleep(0.15)
-    lines = [line for line in launcher.text.splitlines() if "registry.example/podscale:1" in line]
-    assert len([line for line in lines if "is deleted" not in line]) == 1, launcher.text
+            time.sleep(0.05)
+    assert launcher.text.count("registry.example/podscale:1") == 1, launcher.text
+    operator.pods(pod(0), pod(1))
+    operator.succeed()
+    assert launcher.end().is_done
 
 
 def test_a_quota_that_refuses_pods_is_reported_once(operator: Operator, cluster: FakeCluster) -> None:
@@ -262,8 +265,8 @@ def test_events_are_requested_less_and_less_often_while_nothing_changes(
     monkeypatch.setattr(job_watcher, "MAX_DETAILS_SECONDS", 0.5)
     launcher = Waiting()
     operator.job()
-    time.sleep(2.5)
-    assert 4 <= len(details_requests(cluster)) <= 10  # pauses of 0.1, 0.2, 0.4, 0.5 s; without them about 20
+    time.sleep(1.25)
+    assert 3 <= len(details_requests(cluster)) <= 6  # pauses of 0.1, 0.2, 0.4, 0.5 s; without them about 12
     operator.pods(pod(0), pod(1))
     operator.succeed()
     assert launcher.end() == JobResult("train", 0)
@@ -296,7 +299,7 @@ def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_st
     for index in range(2):
         operator.pods(pod(index, uid=f"new-{index}", state=waiting("ErrImagePull", "registry down"), phase="Pending"))
     launcher.sees("ErrImagePull")
-    time.sleep(LIMITS.permanent_seconds + 0.5)
+    time.sleep(1.5 * LIMITS.permanent_seconds)
     assert launcher.result is None, launcher.text
     operator.pods(pod(0, uid="new-0"), pod(1, uid="new-1"))
     operator.succeed()
@@ -365,7 +368,7 @@ def test_a_replaced_job_is_not_taken_for_ours(operator: Operator, cluster: FakeC
 def test_an_outage_and_forgotten_history_lose_nothing(
     operator: Operator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.1)
     launcher = Waiting()
     operator.pods(pod(0), pod(1))
     cluster.say("r1-worker-0", "epoch 1")

@@ -153,11 +153,11 @@ def test_a_refused_log_is_requested_less_and_less_often(
     api: ClusterClient, cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that gives no logs costs the API server few requests, however long the job runs."""
-    monkeypatch.setattr(logs, "MAX_REFUSED_SECONDS", 0.4)
+    monkeypatch.setattr(logs, "MAX_REFUSED_SECONDS", 0.2)
     cluster.put("pods", pod(0))
     with following(api, notices) as (_, shown):
-        threading.Event().wait(1.5)
-        assert 3 <= log_requests(cluster) <= 9  # pauses of 0.02, 0.04, ... 0.4 s; without them about 70
+        threading.Event().wait(0.8)
+        assert 3 <= log_requests(cluster) <= 9  # pauses of 0.02, 0.04, ... 0.2 s; without them about 35
         cluster.say(POD, "line 0")
         until(lambda: shown == ["line 0"])
         end_log(cluster)
@@ -181,7 +181,7 @@ def test_the_end_of_a_log_is_requested_despite_a_refusal(
 ) -> None:
     cluster.put("pods", pod(0))
     with following(api, notices) as (_, shown):
-        until(lambda: log_requests(cluster) >= 7)
+        until(lambda: log_requests(cluster) >= 6)  # the next request is due after more than half a second
         cluster.say(POD, "line 0")
         end_log(cluster)
     assert numbers(shown) == [0]

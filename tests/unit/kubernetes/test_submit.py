@@ -176,7 +176,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(api: ClusterClient, cluster: 
     assert made is not None
     made["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
     cluster.put("pytorchjobs", made)
-    threading.Timer(1.0, cluster.remove, ("pytorchjobs", "r1")).start()
+    threading.Timer(0.3, cluster.remove, ("pytorchjobs", "r1")).start()
     again = submit_job(api, MANIFESTS, print)
     assert again.action == "created"
     assert again.job["metadata"]["uid"] != made["metadata"]["uid"]
@@ -214,7 +214,7 @@ def test_two_submitters_at_once_create_one_job(cluster: FakeCluster) -> None:
 
     cluster.faults.append(both_have_looked)
     submissions: list[Submission] = []
-    clients = [connect_cluster(NamedCluster(), policy=RetryPolicy(10)) for _ in range(4)]
+    clients = [connect_cluster(NamedCluster(), policy=RetryPolicy(10, first_pause=0.05)) for _ in range(4)]
     threads = [
         threading.Thread(target=lambda api=api: submissions.append(submit_job(api, MANIFESTS, print)))
         for api in clients
