@@ -4,9 +4,9 @@
 
 Every variant updates its own copy of the weights, from gradients that are copied before each step (not timed). A round
 is `--steps` steps of every variant in turn, and ratios are taken within a round, so that other load affects all alike.
-Shampoo, whose step takes seconds, makes one step in each of the last `--slow-rounds` rounds; the cost of its roots is
-the difference of two variants. On a CPU the time is CPU time, which other processes lengthen little; on a GPU it is
-device time, and ours also runs as a CUDA graph.
+Shampoo and Muon, whose steps take seconds, make one step in each of the last `--slow-rounds` rounds; the cost of
+Shampoo's roots is the difference of two variants. On a CPU the time is CPU time, which other processes lengthen little;
+on a GPU it is device time, and ours also runs as a CUDA graph.
 """
 
 import statistics
@@ -38,11 +38,12 @@ OURS: dict[str, dict[str, Any]] = {
     "Adam": {"name": "adam"},
     "NLCG": {"name": "nlcg"},
     "Neumann": {"name": "neumann"},
+    "Muon": {"name": "muon"},
     "RMSProp": {"name": "rmsprop"},
     "Shampoo, no new roots": {"name": "shampoo", "shampoo": {"start_step": 0, "every_steps": 2**20}},
     "Shampoo, roots in every step": {"name": "shampoo", "shampoo": {"start_step": 0}},
 }
-SLOW = "Shampoo"
+SLOW = ("Shampoo", "Muon")
 """Variants with fewer rounds, and without a CUDA graph."""
 NO_ROOTS, EVERY_STEP = "Shampoo, no new roots, ours", "Shampoo, roots in every step, ours"
 FOREACH = "SGD, torch foreach"
@@ -267,7 +268,7 @@ def main() -> None:
     parser = Options(__doc__)
     parser.add_size("--rounds", full=5, small=1, type=int)
     parser.add_size("--steps", full=3, small=1, type=int, help="steps of a variant in a round")
-    parser.add_size("--slow-rounds", full=2, small=1, type=int, help="rounds with Shampoo, the last ones")
+    parser.add_size("--slow-rounds", full=2, small=1, type=int, help="rounds with Shampoo and Muon, the last ones")
     parser.add_argument("--only", nargs="+", default=[], help="prefixes of the names of our variants")
     options = parser.read()
     title, model = "ResNet-50", ModelSection(name="resnet50")

@@ -1,8 +1,8 @@
 """Optimizer section: optimizers, their options, and the running average of the weights.
 
 Options of one optimizer alone are in a section of its name: `neumann` (Krishnan 2018), `nlcg` (preconditioned nonlinear
-conjugate gradient, Adya 2018), `shampoo`, `adam` and `rmsprop`. An option that the chosen optimizer does not have may
-be set to its default only, because resolved documents contain every option.
+conjugate gradient, Adya 2018), `shampoo`, `muon`, `adam` and `rmsprop`. An option that the chosen optimizer does not
+have may be set to its default only, because resolved documents contain every option.
 """
 
 from collections.abc import Iterator
@@ -138,6 +138,27 @@ class ShampooSection(Section):
     )
 
 
+class MuonSection(Section):
+    """Muon (Jordan 2024)."""
+
+    iterations: int = result_field(5, "Newton-Schulz iterations that orthogonalise a matrix.", ge=1, le=30)
+    scale: Literal["aspect", "rms"] = result_field(
+        "aspect",
+        "Factor of an orthogonalised matrix of r rows and c columns. `aspect`: sqrt(max(1, r / c)) (Jordan 2024). "
+        "`rms`: 0.2 sqrt(max(r, c)), with which learning rates of AdamW apply (Liu 2025).",
+    )
+    ends: bool = result_field(
+        False, "Orthogonalise the first and the last matrix of the model too, those of its input and output layer."
+    )
+    other_rate: float = result_field(
+        1.0,
+        "Factor of the learning rate of all parameters that are not orthogonalised; SGD with the same momentum updates "
+        "them.",
+        gt=0,
+    )
+    precision: Literal["fp32", "bf16"] = result_field("fp32", "Precision of the Newton-Schulz iterations.")
+
+
 class AdamSection(Section):
     decoupled: bool = result_field(False, "Decoupled weight decay (AdamW; Loshchilov 2019).")
 
@@ -151,7 +172,7 @@ class RmspropSection(Section):
     )
 
 
-OptimizerName = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo"]
+OptimizerName = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo", "muon"]
 OPTIMIZER_NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
@@ -167,7 +188,7 @@ class OptimizerSection(Section):
         "r u, w -= m (default of LARS). `scaled`: outside, m = b m + u, w -= r m, with LARS's ratio also outside "
         "(default of SGD). `ratio_inside`: LARS's ratio in the buffer, the learning rate outside.",
     )
-    nesterov: bool = result_field(False, "Nesterov momentum; SGD, LARS and Shampoo.")
+    nesterov: bool = result_field(False, "Nesterov momentum; SGD, LARS, Shampoo and Muon.")
     weight_decay: float = result_field(1e-4, "L2 weight decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result_field(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
     decay_biases: bool = result_field(
@@ -206,6 +227,7 @@ class OptimizerSection(Section):
     adam: AdamSection = AdamSection()
     rmsprop: RmspropSection = RmspropSection()
     shampoo: ShampooSection = ShampooSection()
+    muon: MuonSection = MuonSection()
     nlcg: NlcgSection = NlcgSection()
     neumann: NeumannSection = NeumannSection()
 
@@ -239,9 +261,9 @@ DEFAULT_EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
 """Defaults of `eps` that are not 0, by optimizer."""
 
 OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
-    "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
+    "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo", "muon"),
     "momentum_form": ("sgd", "lars", "rmsprop"),
-    "nesterov": ("sgd", "lars", "shampoo"),
+    "nesterov": ("sgd", "lars", "shampoo", "muon"),
     "adapt_all": ("lars", "lamb", "nlcg"),
     "trust": ("lars",),
     "trust_coefficient": ("lars",),

@@ -144,12 +144,12 @@ def check_numerics(train: TrainSection) -> None:
 def check_weight_update(train: TrainSection) -> None:
     """Raise if the optimizer or the all-reduce does not support the weight update."""
     algorithm, sharded = train.all_reduce.algorithm, train.weight_update == "sharded"
-    if train.optimizer.name == "shampoo" and sharded:
+    if (optimizer := train.optimizer.name) in ("shampoo", "muon") and sharded:
         raise conflict_error(
             "train.weight_update",
-            "Shampoo needs whole blocks of the gradient, and a sharded update leaves each rank a part",
+            f"{optimizer} needs whole matrices of the gradient, and a sharded update leaves each rank a part",
             got="sharded",
-            hint="Set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway.",
+            hint="Set train.weight_update=replicated: the work on the matrices is spread over the ranks anyway.",
         )
     if train.weight_gather == "bf16" and not sharded:
         raise conflict_error(

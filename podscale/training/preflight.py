@@ -124,7 +124,7 @@ def _change(config: RunConfig, *changes: str) -> RunConfig | None:
 
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
-MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
+MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1, "muon": 1}
 """fp32 values that each optimizer keeps per weight; some of its options (see `state_bytes`) add one."""
 PLUGIN_MOMENTS = 2
 """fp32 values per weight that are assumed for the optimizer of a plug-in."""

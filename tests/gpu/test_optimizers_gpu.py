@@ -37,25 +37,26 @@ def test_fused_momentum_equals_lists_of_operations(name: str, shards: int, compa
             torch.testing.assert_close(a.cpu(), c, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "muon"])
 @pytest.mark.parametrize("finite", [True, False])
 def test_a_step_neither_waits_for_nor_needs_the_host(name: str, finite: bool) -> None:
     """Synchronising calls are forbidden, and a replay from a graph gives the same bits."""
     import torch
 
-    from podscale.config.optimizer import OptimizerSection
+    from podscale.config.optimizer import MuonSection, OptimizerSection
     from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice, build_optimizer
 
     def build() -> Any:
         torch.manual_seed(0)
         weights, gradients = torch.randn(70_016, device="cuda"), torch.randn(70_016, device="cuda")
         segments = [
-            ParamSlice("a", 0, 69_970, True, True),
+            ParamSlice("a", 0, 69_970, True, True, shape=(10, 6_997), strides=(6_997, 1)),
             ParamSlice("b", 69_984, 32, False, False),
         ]  # aligned, as in a layout
         share = ParamShard(segments, [(0, 70_016)], weights, gradients)
-        return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share, 10.0)
+        return weights, gradients.clone(), gradients, build_optimizer(section, share, 10.0)
 
+    section = OptimizerSection(name=name, muon=MuonSection(ends=True))
     row = HyperParams(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device="cuda").unbind())
     flag = torch.tensor(finite, device="cuda")
     plain, source, gradients, rule = build()

@@ -40,6 +40,7 @@ COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
 FRAMEWORK_FREE = (
     "models/*.py",
     "training/param_layout.py",
+    "training/muon.py",
     "training/nlcg_rates.py",
     "training/shampoo.py",
     "config/ranks.py",

@@ -4,6 +4,7 @@ from podscale.jax.optim.adaptive import Adam, Lamb, RmsProp
 from podscale.jax.optim.base import HyperParams, LookaheadOptimizer, Optimizer, OptState, ParamShard
 from podscale.jax.optim.build_optimizer import build_optimizer, build_param_shard
 from podscale.jax.optim.lars import Lars
+from podscale.jax.optim.muon import Muon
 from podscale.jax.optim.neumann import Neumann
 from podscale.jax.optim.nlcg import Nlcg
 from podscale.jax.optim.sgd import Sgd
@@ -17,6 +18,7 @@ __all__ = [
     "Lamb",
     "Lars",
     "LookaheadOptimizer",
+    "Muon",
     "Neumann",
     "Nlcg",
     "OptState",

@@ -9,6 +9,7 @@ from podscale.jax.flat_buffers import ParamLayout
 from podscale.jax.optim.adaptive import Adam, Lamb, RmsProp
 from podscale.jax.optim.base import Optimizer, ParamShard
 from podscale.jax.optim.lars import Lars
+from podscale.jax.optim.muon import Muon
 from podscale.jax.optim.neumann import Neumann
 from podscale.jax.optim.nlcg import Nlcg
 from podscale.jax.optim.sgd import Sgd
@@ -34,6 +35,8 @@ def build_optimizer(
             return Adam(section.beta2, eps, section.adam.decoupled)
         case "rmsprop":
             return RmsProp(section.rmsprop.decay, eps, section.rmsprop.variant, form)
+        case "muon":
+            return Muon(section.muon, section.nesterov, replicas)
         case "nlcg":
             return Nlcg(section.nlcg)
         case "neumann":

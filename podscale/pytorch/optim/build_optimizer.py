@@ -12,6 +12,7 @@ from podscale.pytorch.flat_buffers import GradientBuffer
 from podscale.pytorch.optim.adaptive import Adam, Lamb, RmsProp
 from podscale.pytorch.optim.base import Optimizer, ReplicaGroup
 from podscale.pytorch.optim.lars import Lars
+from podscale.pytorch.optim.muon import Muon
 from podscale.pytorch.optim.neumann import Neumann
 from podscale.pytorch.optim.nlcg import Nlcg
 from podscale.pytorch.optim.param_shard import ParamShard, ParamSlice
@@ -58,6 +59,8 @@ def build_optimizer(
             )
         case "shampoo":
             return Shampoo(shard, section.shampoo, replica_group or ReplicaGroup(), nesterov=section.nesterov)
+        case "muon":
+            return Muon(shard, section.muon, replica_group or ReplicaGroup(), nesterov=section.nesterov)
         case "nlcg":
             return Nlcg(shard, section.nlcg)
         case "neumann":

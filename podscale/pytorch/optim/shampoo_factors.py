@@ -27,6 +27,7 @@ from torch import Tensor
 from podscale.config.optimizer import ShampooSection
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.param_shard import ParamSlice
+from podscale.pytorch.optim.shared_work import assign_owners, message_layout
 from podscale.training.shampoo import (
     MAX_NEWTON_ERROR,
     NEWTON_ITERATIONS,
@@ -112,30 +113,6 @@ def list_factors(stacks: Sequence[BlockStack]) -> list[KroneckerFactor]:
     ]
 
 
-def assign_factors(factors: Sequence[KroneckerFactor], ranks: int) -> list[int]:
-    """Return the rank that owns each factor.
-
-    The largest factor goes first, each to the rank with the least total cost. A factor costs size^3.
-    """
-    owners, costs = [0] * len(factors), [0] * ranks
-    for number in sorted(range(len(factors)), key=lambda number: -factors[number].size):
-        rank = min(range(ranks), key=costs.__getitem__)
-        owners[number] = rank
-        costs[rank] += factors[number].size ** 3
-    return owners
-
-
-def message_layout(factors: Sequence[KroneckerFactor], owners: Sequence[int], ranks: int) -> tuple[int, list[int]]:
-    """Return the length of a rank's part of the gathered message, equal for all, and the start of each factor in it."""
-    lengths = [0] * ranks
-    local_starts = []
-    for factor, owner in zip(factors, owners, strict=True):
-        local_starts.append(lengths[owner])
-        lengths[owner] += factor.size**2
-    length = max(lengths)
-    return length, [owner * length + start for owner, start in zip(owners, local_starts, strict=True)]
-
-
 class DimFactors:
     """Factors of one dimension of a stack: the statistics that this rank owns, and all inverse roots.
 
@@ -193,8 +170,9 @@ class KroneckerFactors:
         self._param_slices, self._stacks, self._replica_group = param_slices, stacks, replica_group
         self._section = section
         factors = list_factors(stacks)
-        owners = assign_factors(factors, replica_group.size)
-        self._message_length, offsets = message_layout(factors, owners, replica_group.size)
+        owners = assign_owners([factor.size**3 for factor in factors], replica_group.size)
+        sizes = [factor.size**2 for factor in factors]
+        self._message_length, offsets = message_layout(sizes, owners, replica_group.size)
         assigned = groupby(zip(factors, owners, offsets, strict=True), key=lambda entry: entry[0][:2])
         self._dim_factors = [
             DimFactors(list(entries), replica_group.rank, stacks[stack].positions.device)

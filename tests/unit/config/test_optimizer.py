@@ -50,6 +50,8 @@ TORUS = {"algorithm": "torus2d"}
         ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
         ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "Leave it out."),
         ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "replicated"),
+        ({"optimizer": {"name": "muon"}, "weight_update": "sharded"}, "train.weight_update", "replicated"),
+        ({"optimizer": {"muon": {"iterations": 3}}}, "train.optimizer.muon.iterations", "Leave it out."),
         ({"optimizer": {"name": "shampoo"}, "cuda_graph": True}, "train.cuda_graph", "train.cuda_graph=false"),
         ({"spatial_partitions": [2, 1]}, "train.spatial_partitions", "train.engine=jax"),
         ({"steps_per_call": 4}, "train.steps_per_call", "train.engine=jax"),
@@ -99,7 +101,7 @@ def test_a_rule_named_by_an_override_comes_without_the_options_of_the_one_before
     text = "train: {optimizer: {name: sgd, nesterov: true, weight_decay: 0.5}}"
     optimizer = loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nlcg.step=none"]).train.optimizer
     assert (optimizer.nesterov, optimizer.weight_decay, optimizer.nlcg.step) == (False, 0.5, "none")
-    with refused("sgd, lars and shampoo", field="train.optimizer.nesterov"):
+    with refused("sgd, lars, shampoo and muon", field="train.optimizer.nesterov"):
         loads(text, overrides=["train.optimizer.name=nlcg", "train.optimizer.nesterov=true"])
     with refused(field="train.optimizer.name", got="nlgc"):
         loads(text, overrides=["train.optimizer.name=nlgc"])

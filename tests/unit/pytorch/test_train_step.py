@@ -94,7 +94,7 @@ def autocast(monkeypatch: Any) -> None:
 
 
 @pytest.mark.usefixtures("autocast")
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann", "muon"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
 @SHALLOW
 def test_a_step_reads_no_value_from_the_device(optimizer: str, precision: str) -> None:

@@ -192,6 +192,7 @@ def test_the_stage_refuses_on_this_machine_and_not_in_a_pod(
         ({"optimizer": {"name": "nlcg"}}, 8, 12),
         ({"optimizer": {"name": "nlcg", "nlcg": {"beta": "polak_ribiere"}}}, 8, 16),
         ({"optimizer": {"name": "neumann"}}, 8, 8),
+        ({"optimizer": {"name": "muon"}}, 8, 4),
         ({"optimizer": {"name": "sgd", "shampoo": {"graft": "adagrad"}, "nlcg": {"beta": "polak_ribiere"}}}, 8, 4),
         ({"weight_update": "sharded"}, 8, 4 / 32),
         ({"weight_update": "sharded", "all_reduce": {"algorithm": "torus2d"}}, 8, 4 / 8),

@@ -1,4 +1,4 @@
-"""Sharded optimizer steps, and Shampoo with distributed factors, equal unsharded ones, on real processes."""
+"""Sharded optimizer steps, and Shampoo and Muon with shared matrices, equal unsharded ones, on real processes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from podscale.pytorch.train_step import all_finite, zero_nonfinite
 from podscale.pytorch.trainer import build_reducer_and_optimizer
 from podscale.pytorch.world import World
 from tests.support.flat_share import FlatArrays, hyper
+from tests.support.muon_oracle import muon_oracle
 from tests.support.shampoo_oracle import Step, shampoo_oracle
 
 SECTION = ModelSection(name="resnet18", stem="small", width=4)
@@ -30,6 +31,7 @@ SHAMPOO: dict[str, Any] = {
     "nesterov": True,
     "shampoo": {"block": 16, "eps": 1e-3, "beta2": 0.9, "start_step": 3, "every_steps": 4},
 }
+MUON: dict[str, Any] = {"name": "muon", "nesterov": True, "muon": {"other_rate": 0.1}}
 SHAMPOO_STEPS, MIDDLE = 24, 13
 """The middle is between two updates of the roots."""
 LARS = {"name": "lars", "trust_coefficient": 0.02}
@@ -138,6 +140,7 @@ def whole_and_sharded(world: World) -> dict[Any, Any]:
             update.reducer.close()
     if world.size < 8:
         results["shampoo"] = dealt_out(world)
+        results["muon"] = orthogonalised(world)
     return results
 
 
@@ -152,6 +155,18 @@ def dealt_out(world: World) -> list[Any]:
     assert isinstance(update.optimizer, ExtraStateOptimizer)
     update.reducer.close()
     return [states, update.optimizer.extra_state_bytes]
+
+
+def orthogonalised(world: World) -> list[dict[str, np.ndarray[Any, Any]]]:
+    """Return the weights before and after steps of Muon."""
+    update = Update(world, optimizer=MUON, all_reduce={"algorithm": "flat", "bucket_mb": 0.05})
+    states = []
+    for number in range(STEPS + 1):
+        named = update.weights.named_views(update.weights.model_weights)
+        states.append({name: array.numpy().copy() for name, array in named.items()})
+        assert update.step(number, world.rank)
+    update.reducer.close()
+    return [states[0], states[-1]]
 
 
 def means(number: int, size: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -192,11 +207,26 @@ def check_shampoo(ranks: list[Any]) -> None:
         assert moments == pytest.approx(roots + roots / len(ranks), rel=0.02)
 
 
+def check_muon(ranks: list[Any]) -> None:
+    """Check equality with the oracle, and of all ranks to the bit."""
+    begun, ended = ranks[0]
+    for _, other in ranks[1:]:
+        assert all(np.array_equal(array, other[name]) for name, array in ended.items())
+    decays = {p.name: p.role == "weight" for p in model_spec(SECTION, 10).parameters}
+    shapes = {name: array.shape for name, array in begun.items()}
+    steps = [Step(means(n, len(ranks), shapes), rate_of(n), 0.9, 1e-3) for n in range(STEPS)]
+    matrices = [name for name, shape in shapes.items() if len(shape) > 1][1:-1]
+    expected = muon_oracle(begun, steps, decays, matrices, nesterov=True, other_rate=0.1)
+    for name, found in ended.items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 8))])
 def test_a_sharded_step_equals_the_unsharded_one(run_world: Any, size: int) -> None:
     ranks = run_world(size, whole_and_sharded)
     if size < 8:
         check_shampoo([rank.pop("shampoo") for rank in ranks])
+        check_muon([rank.pop("muon") for rank in ranks])
     for number, (unsharded, sharded) in ((key, value) for key, value in ranks[0].items() if isinstance(key, int)):
         for key, parameters in sharded.items():
             for actual, expected in zip(parameters, unsharded, strict=True):

@@ -14,12 +14,8 @@ from podscale.pytorch.optim import ParamSlice
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.shampoo import Shampoo
 from podscale.pytorch.optim.shampoo_factors import (
-    KroneckerFactor,
     RootMethod,
-    assign_factors,
     inverse_root,
-    list_factors,
-    message_layout,
     stack_blocks,
 )
 from podscale.training.shampoo import merge_small_dims, preconditioner_elements
@@ -191,29 +187,6 @@ def test_blocks_cover_each_element_once_in_the_order_of_dimensions(channels_last
         assert torch.equal(stack.gather_blocks(flat)[0], want)
         stack.scatter_blocks(flat, -stack.gather_blocks(flat))
     assert torch.equal(segments[1].view(flat), -filters)
-
-
-@pytest.mark.parametrize("ranks", [1, 3, 8, 40])
-def test_factors_are_assigned_evenly_and_equally_on_all_ranks(ranks: int) -> None:
-    arrays = FlatArrays(draw(0), DECAYS)
-    factors = list_factors(stack_blocks(arrays.segments, 8, torch.device("cpu"), vectors=True))
-    owners = assign_factors(factors, ranks)
-    assert owners == assign_factors(factors, ranks)
-    costs = [sum(f.size**3 for f, owner in zip(factors, owners, strict=True) if owner == rank) for rank in range(ranks)]
-    assert max(costs) - min(costs) <= max(f.size for f in factors) ** 3
-    length, starts = message_layout(factors, owners, ranks)
-    taken = np.zeros(length * ranks, int)
-    for factor, owner, start in zip(factors, owners, starts, strict=True):
-        assert owner * length <= start
-        assert start + factor.size**2 <= (owner + 1) * length
-        taken[start : start + factor.size**2] += 1
-    assert taken.max() == 1
-    assert taken.sum() == sum(f.size**2 for f in factors)
-
-
-def test_the_largest_factor_comes_first() -> None:
-    factors: list[KroneckerFactor] = [KroneckerFactor(0, 0, row, size) for row, size in enumerate((1, 2, 2, 3))]
-    assert assign_factors(factors, 2) == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
