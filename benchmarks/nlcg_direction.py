@@ -153,8 +153,8 @@ def train(folder: Path, changes: Sequence[str], rate: float, optimizer: dict[str
 
 EXPLANATION = (
     "Medians over the steps after the first tenth. p is the displacement of the weights in a step, g the gradient of",
-    "the loss before it and g' after it. `slope left` is <g', p> / <g, p>: 0 after an exact line search, 1 after a step",
-    "that changed nothing. `past the minimum` is the share of steps with a slope left below 0.",
+    "the loss before it and g' after it. `slope left` is <g', p> / <g, p>: 0 after an exact line search, 1 after a",
+    "step that changed nothing. `past the minimum` is the share of steps with a slope left below 0.",
     "",
 )
 HEADER = (
