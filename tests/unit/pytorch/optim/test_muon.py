@@ -128,3 +128,13 @@ def test_the_matrices_between_the_first_and_the_last_are_chosen() -> None:
     scaled = [True, False, True, False, False, True]
     assert orthogonalised_parameters(shapes, scaled, ends=False) == [2]
     assert orthogonalised_parameters(shapes, scaled, ends=True) == [0, 2, 5]
+
+
+def test_a_rank_may_have_no_matrix() -> None:
+    arrays = FlatArrays(draw(0), DECAYS, ADAPTS)
+    silent = ReplicaGroup(39, 40, lambda local: local.new_zeros(40 * len(local)))
+    rule = Muon(arrays.share(), MuonSection(), silent, nesterov=False)
+    run_step(arrays, rule, steps()[1])
+    found = arrays.take(arrays.weights)
+    for name in INNER:  # nobody else sends anything, so they only decay
+        np.testing.assert_allclose(found[name], (1 - rate(1) * DECAY) * draw(0)[name], rtol=1e-6, err_msg=name)
