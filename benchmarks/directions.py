@@ -51,13 +51,22 @@ class Run(NamedTuple):
     optimizer: dict[str, Any]
 
 
+class Picture(NamedTuple):
+    """Picture of a recorded value by step, as a running median over some steps."""
+
+    value: str
+    title: str
+    label: str
+    steps: int = 15
+
+
 class Family(NamedTuple):
-    """Trainings that a page compares, the epochs of each, and (column, title, axis) of each picture."""
+    """Trainings that a page compares, and the epochs of each."""
 
     title: str
     epochs: int
     runs: Mapping[str, Run]
-    pictures: Sequence[tuple[str, str, str]]
+    pictures: Sequence[Picture]
 
 
 def nlcg(**options: Any) -> Run:
@@ -68,8 +77,8 @@ def neumann(**options: Any) -> Run:
     return Run(0.8, {"name": "neumann", "neumann": {"reset_epochs": 20, **options}})
 
 
-SLOPE = ("slope_left", "Slope along a step that is left after it", "<g', p> / <g, p>")
-ANGLE = ("angle", "Angle between a step and steepest descent", "cos(p, -g)")
+SLOPE = Picture("slope_left", "Slope along a step that is left after it", "<g', p> / <g, p>")
+ANGLE = Picture("angle", "Angle between a step and steepest descent", "cos(p, -g)")
 FAMILIES: dict[str, Family] = {
     "nlcg": Family(
         "What NLCG's steps do",
@@ -82,7 +91,7 @@ FAMILIES: dict[str, Family] = {
             "SGD": Run(3.2, {"name": "sgd", "momentum": 0.9}),
             "LARS": Run(8.0, {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.004}),
         },
-        (SLOPE, ANGLE, ("beta", "beta before it is clipped", "beta")),
+        (SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
     ),
     "neumann": Family(
         "What Neumann's steps do",
@@ -94,12 +103,12 @@ FAMILIES: dict[str, Family] = {
             "neither": neumann(alpha=0.0, beta=0.0, reset_epochs=1000),
             "Nesterov": Run(0.4, {"name": "sgd", "nesterov": True, "momentum": 0.95}),
         },
-        (SLOPE, ANGLE, ("push", "Length of the regulariser over that of the gradient", "ratio")),
+        (SLOPE, ANGLE, Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1)),
     ),
 }
 """The optimizers that the studies chose at this batch, and NLCG and Neumann without some of their parts."""
-SMOOTHED_STEPS = 15
-"""Steps of the running median in the pictures."""
+LAST_STEPS = 15
+"""Steps at the end of a training that a table summarises."""
 
 
 class RecordedOptimizer:
@@ -236,7 +245,7 @@ EXPLANATION = (
     "Medians over the steps after the first tenth. p is the displacement of the weights in a step, g the gradient of",
     "the loss before it and g' after it, on the next batch. `slope left` is <g', p> / <g, p>: 0 after an exact line",
     "search, near 1 after a short step, below 0 past the minimum along p. The last loss is the mean of the last",
-    f"{SMOOTHED_STEPS} steps. One seed each.",
+    f"{LAST_STEPS} steps. One seed each.",
     "",
 )
 
@@ -255,7 +264,7 @@ def share(holds: Callable[[float], bool]) -> Callable[[list[float]], float]:
 
 
 COLUMNS = (
-    Column("last loss", "loss", lambda values: statistics.fmean(values[-SMOOTHED_STEPS:]), ".3f"),
+    Column("last loss", "loss", lambda values: statistics.fmean(values[-LAST_STEPS:]), ".3f"),
     Column("step / weights", "length", statistics.median, ".4f"),
     Column("cos(p, -g)", "angle", statistics.median, ".2f"),
     Column("slope left", "slope_left", statistics.median, ".2f"),
@@ -266,7 +275,7 @@ COLUMNS = (
     Column("lowest base rate", "base_rate", min, ".3g"),
     Column("momentum", "momentum", statistics.median, ".2f"),
     Column("regulariser / gradient", "push", statistics.median, ".2f"),
-    Column("the same at the end", "push", lambda values: statistics.median(values[-SMOOTHED_STEPS:]), ".2f"),
+    Column("the same at the end", "push", lambda values: statistics.median(values[-LAST_STEPS:]), ".2f"),
 )
 
 
@@ -282,15 +291,9 @@ def write_page(folder: Path, name: str, lines: Sequence[str], trained: Mapping[s
         cells = [f"{column.summary(values):{column.format}}" if values else "" for column, values in found]
         table.append(f"| {run}, rate {FAMILIES[name].runs[run].rate:g} | {top1:.2%} | {' | '.join(cells)} |")
     series = {run: rows for run, (rows, _) in trained.items()}
-    pictures = {
-        f"{name}-direction-{value.replace('_', '-')}.svg": picture(title, series, value, label)
-        for value, title, label in FAMILIES[name].pictures
-    }
-    links = [
-        line
-        for file, (_, title, _) in zip(pictures, FAMILIES[name].pictures, strict=True)
-        for line in ("", f"![{title}]({file})")
-    ]
+    shown = {f"{name}-direction-{each.value.replace('_', '-')}.svg": each for each in FAMILIES[name].pictures}
+    pictures = {file: draw(each, series) for file, each in shown.items()}
+    links = [line for file, each in shown.items() for line in ("", f"![{each.title}]({file})")]
     write_results(folder, f"{name}-direction.md", [*lines, *EXPLANATION, *table, *links], pictures)
 
 
@@ -299,19 +302,20 @@ def later_values(rows: Rows, value: str) -> list[float]:
     return [found for row in rows[len(rows) // 10 :] if (found := row.get(value)) is not None]
 
 
-def picture(title: str, series: Mapping[str, Rows], value: str, label: str) -> str:
-    """Draw the running median of a value by step, within -1 and 2, as an SVG file."""
+def draw(picture: Picture, series: Mapping[str, Rows]) -> str:
+    """Draw a picture, within -1 and 2, as an SVG file."""
     lines = []
     for colour, (name, rows) in enumerate(series.items(), start=1):
-        found = [(step, number) for step, row in enumerate(rows) if (number := row.get(value)) is not None]
-        windows = [found[start : start + SMOOTHED_STEPS] for start in range(0, len(found), SMOOTHED_STEPS // 3)]
+        found = [(step, number) for step, row in enumerate(rows) if (number := row.get(picture.value)) is not None]
+        starts = range(0, len(found), max(1, picture.steps // 3))
+        windows = [found[start : start + picture.steps] for start in starts]
         points = [
             (statistics.median(step for step, _ in window), statistics.median(number for _, number in window))
             for window in windows
         ]
         if points:
             lines.append(LineSeries(name, [(step, min(2.0, max(-1.0, number))) for step, number in points], colour))
-    return line_chart_svg(title, lines, x=XAxis("step"), y=YAxis(label))
+    return line_chart_svg(picture.title, lines, x=XAxis("step"), y=YAxis(picture.label))
 
 
 if __name__ == "__main__":
