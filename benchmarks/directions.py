@@ -106,7 +106,8 @@ FAMILIES: dict[str, Family] = {
         (SLOPE, ANGLE, Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1)),
     ),
 }
-"""The optimizers that the studies chose at this batch, and NLCG and Neumann without some of their parts."""
+"""Neumann's and Nesterov's settings are the choices of their study at this batch. NLCG's study is not finished: its
+choices will replace the settings of NLCG, SGD and LARS."""
 LAST_STEPS = 15
 """Steps at the end of a training that a table summarises."""
 
