@@ -35,7 +35,7 @@ WORKER_BYTES = 3 * 2**30
 def pytest_xdist_auto_num_workers() -> int:
     """Return the workers of `-n auto`: more than there are cores, because many tests wait for processes."""
     cores, memory = cpu_count(), memory_info().total
-    return min(8, max(cores + 1, min(cores + 2, memory // WORKER_BYTES)))
+    return min(8, max(cores + 1, min(cores + 3, memory // WORKER_BYTES)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
