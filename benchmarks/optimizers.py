@@ -22,9 +22,9 @@ from benchmarks.harness import Options, write_results
 from benchmarks.measure import median_ratio
 from podscale.config import ModelSection
 from podscale.config.optimizer import OptimizerSection
-from podscale.models import ParamSpec, model_spec
+from podscale.models import ModelSpec, ParamSpec, model_spec
 from podscale.pytorch.optim import ExtraStateOptimizer, HyperParams, ParamShard, ParamSlice, StepAware, build_optimizer
-from podscale.training.param_layout import plan_buckets
+from podscale.training.param_layout import param_options, plan_buckets
 
 RATE, MOMENTUM, DECAY, ETA = 0.1, 0.9, 1e-4, 1e-3
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,26 +69,27 @@ class Variant(Protocol):
 class PodscaleVariant:
     """Optimizer over flat buffers; with `shards` > 1 it updates one shard, without the exchange of sums."""
 
-    def __init__(self, parameters: Sequence[ParamSpec], options: dict[str, Any], *, shards: int = 1) -> None:
-        layout = plan_buckets([p.size for p in parameters], 25 * 2**18, 32 * shards)
+    def __init__(self, spec: ModelSpec, options: dict[str, Any], *, shards: int = 1) -> None:
+        section = OptimizerSection(**options)
+        treated = param_options(section, spec)
+        layout = plan_buckets([p.size for p in spec.parameters], 25 * 2**18, 32 * shards)
         slices = [
             ParamSlice(
                 p.name,
                 start,
                 p.size,
-                uses_weight_decay=p.role == "weight",
-                uses_trust_ratio=p.role == "weight",
+                *treated[p.name],
                 shape=p.shape,
                 strides=torch.empty(p.shape).stride(),
             )
-            for p, start in zip(parameters, layout.starts, strict=True)
+            for p, start in zip(spec.parameters, layout.starts, strict=True)
         ]
         weights = torch.randn(layout.length, device=DEVICE)
         self._gradients = torch.zeros_like(weights)
         self._source = torch.randn_like(weights)
         owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
         shard = ParamShard(slices, owned, weights, self._gradients)
-        self._optimizer = build_optimizer(OptimizerSection(**options), shard, 40.0)
+        self._optimizer = build_optimizer(section, shard, 40.0)
         self._hyper = HyperParams(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
         self._finite = torch.tensor(True, device=DEVICE)
         self._step = 1  # at 0 Shampoo computes roots whatever its interval is
@@ -175,28 +176,28 @@ class LoopOptimizer(torch.optim.Optimizer):
         w.sub_(state["momentum"])
 
 
-def variants(parameters: Sequence[ParamSpec], only: tuple[str, ...]) -> dict[str, Variant]:
+def variants(spec: ModelSpec, only: tuple[str, ...]) -> dict[str, Variant]:
     """Return the variants by name; `only`: prefixes of Podscale's variants, all if empty."""
     by_name: dict[str, Variant] = {
-        "SGD, loop over tensors": TorchVariant(parameters, LoopOptimizer, ratio=False),
-        FOREACH: TorchVariant(parameters, torch.optim.SGD, momentum=MOMENTUM, foreach=True),
-        "SGD, torch fused": TorchVariant(parameters, torch.optim.SGD, momentum=MOMENTUM, fused=True),
-        "LARS, loop over tensors": TorchVariant(parameters, LoopOptimizer, ratio=True),
+        "SGD, loop over tensors": TorchVariant(spec.parameters, LoopOptimizer, ratio=False),
+        FOREACH: TorchVariant(spec.parameters, torch.optim.SGD, momentum=MOMENTUM, foreach=True),
+        "SGD, torch fused": TorchVariant(spec.parameters, torch.optim.SGD, momentum=MOMENTUM, fused=True),
+        "LARS, loop over tensors": TorchVariant(spec.parameters, LoopOptimizer, ratio=True),
     }
     try:
         import timm.optim as timm
 
-        by_name["LARS, timm"] = TorchVariant(parameters, timm.Lars, momentum=MOMENTUM)
-        by_name["LAMB, timm"] = TorchVariant(parameters, timm.Lamb)
+        by_name["LARS, timm"] = TorchVariant(spec.parameters, timm.Lars, momentum=MOMENTUM)
+        by_name["LAMB, timm"] = TorchVariant(spec.parameters, timm.Lamb)
     except ImportError:
         pass
     for name, options in OURS.items():
         if only and not name.startswith(only):
             continue
-        by_name[f"{name}, ours"] = PodscaleVariant(parameters, options)
+        by_name[f"{name}, ours"] = PodscaleVariant(spec, options)
         if DEVICE.type == "cuda" and not name.startswith(SLOW):
-            by_name[f"{name}, ours, CUDA graph"] = GraphedVariant(PodscaleVariant(parameters, options))
-    by_name["LARS, ours, an eighth (sharded)"] = PodscaleVariant(parameters, OURS["LARS"], shards=8)
+            by_name[f"{name}, ours, CUDA graph"] = GraphedVariant(PodscaleVariant(spec, options))
+    by_name["LARS, ours, an eighth (sharded)"] = PodscaleVariant(spec, OURS["LARS"], shards=8)
     return by_name
 
 
@@ -276,12 +277,12 @@ def main() -> None:
         title, model = "ResNet-18 of width 4", ModelSection(name="resnet18", width=4)
     lines = head(f"Optimizer step of {title}", ["torch", "timm"])
     torch.manual_seed(0)
-    parameters = model_spec(model, 1000).parameters
-    by_name = variants(parameters, tuple(options.only))
+    spec = model_spec(model, 1000)
+    by_name = variants(spec, tuple(options.only))
     times = measure(by_name, options.rounds, options.steps, options.slow_rounds)
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
     lines += [
-        f"{len(parameters)} tensors, {sum(p.size for p in parameters):,} weights, on {device}; {options.rounds} rounds "
+        f"{len(spec.parameters)} tensors, {spec.num_parameters:,} weights, on {device}; {options.rounds} rounds "
         f"of {options.steps} steps; {'time of the device' if DEVICE.type == 'cuda' else 'CPU time of the process'}.",
         "",
         *table(times, {name: variant.state_bytes for name, variant in by_name.items()}),

@@ -29,6 +29,7 @@ PARITY, JAX_OPTIM = "tests/unit/pytorch/optim/test_torch_parity.py", "tests/jax/
 SCHEDULES = "tests/unit/training/test_schedules.py"
 PYTORCH, JAX = "podscale/pytorch/optim", "podscale/jax/optim"
 NLCG_RATES = "podscale/training/nlcg_rates.py"
+MUON, MUON_TESTS = "podscale/training/muon.py", "tests/unit/pytorch/optim/test_muon.py"
 
 
 class Mutation(NamedTuple):
@@ -139,6 +140,22 @@ MUTATIONS = (
         "average if self._updates_first else self._average",
         "self._average",
         f"{EXTREME} -k released",
+    ),
+    Mutation("c of Newton-Schulz negative", MUON, "-4.7750, 2.0315)", "-4.7750, -2.0315)", MUON_TESTS),
+    Mutation("Muon scales wide matrices", MUON, "rows / columns))", "columns / rows))", MUON_TESTS),
+    Mutation(
+        "Muon decays at the matrices' rate",
+        f"{PYTORCH}/muon.py",
+        "1.0 - rates * hyper.weight_decay",
+        "1.0 - hyper.learning_rate * hyper.weight_decay",
+        MUON_TESTS,
+    ),
+    Mutation(
+        "Muon orthogonalises the ends",
+        MUON,
+        "matrices if section.ends else matrices[1:-1]",
+        "matrices",
+        "tests/unit/training/test_muon.py",
     ),
     Mutation("decay of NLCG's loss 0.9 for 0.7", NLCG_RATES, "LOSS_DECAY = 0.7", "LOSS_DECAY = 0.9", EXTREME),
     Mutation(

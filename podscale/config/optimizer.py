@@ -148,7 +148,7 @@ class MuonSection(Section):
         "`rms`: 0.2 sqrt(max(r, c)), with which learning rates of AdamW apply (Liu 2025).",
     )
     ends: bool = result_field(
-        False, "Orthogonalise the first and the last matrix of the model too, those of its input and output layer."
+        False, "Orthogonalise the first and the last weight matrix too, those of the input and the output layer."
     )
     other_rate: float = result_field(
         1.0,

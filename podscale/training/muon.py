@@ -5,7 +5,9 @@ A filter is the matrix (outputs, inputs x height x width).
 
 from collections.abc import Sequence
 from math import prod, sqrt
-from typing import Literal
+
+from podscale.config.optimizer import MuonSection
+from podscale.models import ModelSpec
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients a, b, c of X = a X + b (X X^T) X + c (X X^T)^2 X. They bring a singular value between 0.01 and 1 to
@@ -13,7 +15,14 @@ between 0.68 and 1.14 in five iterations, faster than coefficients with which it
 EPS = 1e-7
 """Added to the norm of a matrix, which may be 0."""
 
-MuonScale = Literal["aspect", "rms"]
+
+def orthogonalised_names(section: MuonSection, spec: ModelSpec) -> set[str]:
+    """Return the names of the parameters whose updates are orthogonalised, unless `train.optimizer.skip` has them.
+
+    They are the weight matrices, by default but for the first and the last one, those of the input and output layer.
+    """
+    matrices = [each.name for each in spec.parameters if each.role == "weight" and len(each.shape) > 1]
+    return set(matrices if section.ends else matrices[1:-1])
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -21,19 +30,6 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return shape[0], prod(shape[1:])
 
 
-def update_scale(rows: int, columns: int, scale: MuonScale) -> float:
+def update_scale(rows: int, columns: int, section: MuonSection) -> float:
     """Return the factor of an orthogonalised matrix (Jordan 2024; Liu 2025, equation 4)."""
-    return sqrt(max(1.0, rows / columns)) if scale == "aspect" else 0.2 * sqrt(max(rows, columns))
-
-
-def orthogonalised_parameters(shapes: Sequence[Sequence[int]], scaled: Sequence[bool], *, ends: bool) -> list[int]:
-    """Return the indices of the parameters whose updates are orthogonalised.
-
-    Args:
-        shapes: shape of each parameter, in model order.
-        scaled: False for each parameter that the document excludes from scaling.
-        ends: include the first and the last matrix, those of the input and the output layer.
-    """
-    matrices = [index for index, shape in enumerate(shapes) if len(shape) > 1]
-    chosen = matrices if ends else matrices[1:-1]
-    return [index for index in chosen if scaled[index]]
+    return sqrt(max(1.0, rows / columns)) if section.scale == "aspect" else 0.2 * sqrt(max(rows, columns))

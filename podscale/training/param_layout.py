@@ -9,10 +9,11 @@ from typing import NamedTuple
 from podscale.config.optimizer import OptimizerSection
 from podscale.errors import InputError
 from podscale.models import ModelSpec
+from podscale.training.muon import orthogonalised_names
 
 
 class ParamOptions(NamedTuple):
-    """Optimizer options of one parameter; `uses_trust_ratio` applies to LARS and LAMB."""
+    """Optimizer options of one parameter; `uses_trust_ratio` is for LARS and LAMB, and for what Muon orthogonalises."""
 
     uses_weight_decay: bool
     uses_trust_ratio: bool
@@ -29,12 +30,15 @@ def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, Param
                 got=pattern,
                 hint=f"Examples of names are {', '.join(names[-2:])}; * matches any text.",
             )
+    orthogonalised = orthogonalised_names(section.muon, spec)
     options = {}
     for parameter in spec.parameters:
         is_included = not any(fnmatchcase(parameter.name, pattern) for pattern in section.skip)
         is_treated = section.decay_all or parameter.role == "weight"
         decays = is_treated or (section.decay_biases and parameter.role == "bias")
         adapts = is_treated or section.adapt_all
+        if section.name == "muon":
+            adapts = parameter.name in orthogonalised
         options[parameter.name] = ParamOptions(is_included and decays, is_included and adapts)
     return options
 

@@ -43,7 +43,7 @@ def test_a_step_neither_waits_for_nor_needs_the_host(name: str, finite: bool) ->
     """Synchronising calls are forbidden, and a replay from a graph gives the same bits."""
     import torch
 
-    from podscale.config.optimizer import MuonSection, OptimizerSection
+    from podscale.config.optimizer import OptimizerSection
     from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice, build_optimizer
 
     def build() -> Any:
@@ -54,9 +54,8 @@ def test_a_step_neither_waits_for_nor_needs_the_host(name: str, finite: bool) ->
             ParamSlice("b", 69_984, 32, False, False),
         ]  # aligned, as in a layout
         share = ParamShard(segments, [(0, 70_016)], weights, gradients)
-        return weights, gradients.clone(), gradients, build_optimizer(section, share, 10.0)
+        return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share, 10.0)
 
-    section = OptimizerSection(name=name, muon=MuonSection(ends=True))
     row = HyperParams(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device="cuda").unbind())
     flag = torch.tensor(finite, device="cuda")
     plain, source, gradients, rule = build()

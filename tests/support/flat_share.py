@@ -13,7 +13,7 @@ from torch import Tensor
 
 from podscale.pytorch.optim import HyperParams, Optimizer, ParamShard, ParamSlice, StepAware
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
-from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
+from tests.support.updates import STEPS, Arrays, Step, Values, gradients, momentum, rate
 
 
 class FlatArrays:
@@ -69,6 +69,12 @@ class FlatArrays:
         if isinstance(optimizer, StepAware):
             optimizer.start_step(number)
         return bool(optimizer.step(hyper, torch.tensor(finite)))
+
+    def run(self, optimizer: Optimizer, step: Step, number: int = 0) -> None:
+        """Run a step, and assert that it is applied unless it is masked."""
+        given = step.gradients if step.finite else {name: 0 * g for name, g in step.gradients.items()}
+        row = hyper(step.rate, step.momentum, step.decay)
+        assert self.step(optimizer, given, row, finite=step.finite, number=number) == step.finite
 
     def train(
         self, optimizer: Optimizer, decay: float, *, first: int = 0, times: float = 1.0, beta: float | None = None

@@ -2,21 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tests.support.updates import Arrays, Values
+from tests.support.updates import Arrays, Step, Values
 
 Array = np.ndarray[Any, Any]
-
-
-class Step(NamedTuple):
-    gradients: Arrays
-    rate: float
-    momentum: float
-    decay: float
-    finite: bool = True
 
 
 def shampoo_oracle(weights: Arrays, steps: Iterable[Step], decays: Mapping[str, bool], **options: Any) -> Values:

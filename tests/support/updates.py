@@ -1,8 +1,8 @@
 """Steps for comparing update rules, and independent float64 NumPy oracles of the rules."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,30 @@ def rate(step: int) -> float:
 
 def momentum(step: int) -> float:
     return 0.9 - 0.2 * (step % 3 == 0)
+
+
+class Step(NamedTuple):
+    """Averaged gradients and hyperparameters of a step; if not `finite`, it is masked."""
+
+    gradients: Arrays
+    rate: float
+    momentum: float
+    decay: float
+    finite: bool = True
+
+
+def draw(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Values:
+    """Return arrays of these shapes with normally distributed values."""
+    generator = np.random.default_rng(seed)
+    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def draw_steps(shapes: Mapping[str, tuple[int, ...]], decay: float, masked: Collection[int]) -> list[Step]:
+    """Return `STEPS` steps; the gradients of the array `zero` are 0."""
+    found = [Step(draw(shapes, 1000 + n), rate(n), momentum(n), decay, n not in masked) for n in range(STEPS)]
+    for step in found:
+        step.gradients["zero"][:] = 0
+    return found
 
 
 def compare(actual: Values, expected: Arrays) -> None:

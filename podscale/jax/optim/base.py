@@ -46,9 +46,9 @@ class ParamShard:
         ordered = [options[name] for name in layout.shapes]
         self.uses_weight_decay = jnp.array([float(option.uses_weight_decay) for option in ordered])
         """1 for each array that decays, else 0."""
-        self.scaled = [option.uses_trust_ratio for option in ordered]
-        """Whether each array is scaled by its own rule, if the optimizer has one."""
-        self.uses_trust_ratio = jnp.array(self.scaled)
+        self.uses_trust_ratio = jnp.array([option.uses_trust_ratio for option in ordered])
+        self.trust_ratio_names = {name for name in layout.shapes if options[name].uses_trust_ratio}
+        """Names of the arrays of `uses_trust_ratio`, known while the program is traced."""
         self._rows = [jnp.asarray(rows) for rows in layout.array_of_rows()]
         if axes:
             index = lax.axis_index(axes)

@@ -23,7 +23,7 @@ from podscale.jax.optim.base import (
     choose_finite,
 )
 from podscale.jax.optim.shampoo_factors import ReplicaAxes
-from podscale.training.muon import EPS, NEWTON_SCHULZ, matrix_shape, orthogonalised_parameters, update_scale
+from podscale.training.muon import EPS, NEWTON_SCHULZ, matrix_shape, update_scale
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,13 @@ class Muon(Optimizer):
         finite: Array,
     ) -> OptimizerResult:
         old, layout = opt_state.moments["momentum"], shard.layout
-        momenta = tuple(hyper.momentum * m + g for m, g in zip(old, gradients, strict=True))
-        updates = tuple(g + hyper.momentum * m for m, g in zip(momenta, gradients, strict=True))
-        named = layout.unpack(updates if self.nesterov else momenta)
-        names = list(layout.shapes)
-        chosen = orthogonalised_parameters(list(layout.shapes.values()), shard.scaled, ends=self.section.ends)
-        orthogonalised = self._orthogonalise({names[index]: named[names[index]] for index in chosen})
-        directions = layout.pack({**named, **orthogonalised}, gradients[0].dtype)
-        factors = [1.0 if index in chosen else self.section.other_rate for index in range(len(names))]
+        momenta = updates = tuple(hyper.momentum * m + g for m, g in zip(old, gradients, strict=True))
+        if self.nesterov:
+            updates = tuple(g + hyper.momentum * m for m, g in zip(momenta, gradients, strict=True))
+        named = layout.unpack(updates)
+        matrices = {name: array for name, array in named.items() if array.ndim > 1 and name in shard.trust_ratio_names}
+        directions = layout.pack({**named, **self._orthogonalise(matrices)}, gradients[0].dtype)
+        factors = [1.0 if name in matrices else self.section.other_rate for name in named]
         rates = hyper.learning_rate * jnp.array(factors, hyper.learning_rate.dtype)
         kept = 1.0 - rates * hyper.weight_decay * shard.uses_weight_decay
         rows = zip(weights, directions, shard.per_row(rates), shard.per_row(kept), strict=True)
@@ -67,7 +66,7 @@ class Muon(Optimizer):
         found = dict[str, Array]()
         for shape, names in stacks.items():
             local = self._local(jnp.stack([named[name].reshape(shape) for name in names]))
-            local = update_scale(*shape, self.section.scale) * newton_schulz(local, self.section)
+            local = update_scale(*shape, self.section) * newton_schulz(local, self.section)
             matrices = lax.all_gather(local, self.replicas.axes, tiled=True) if self.replicas.axes else local
             found |= {name: matrices[row].reshape(named[name].shape) for row, name in enumerate(names)}
         return found

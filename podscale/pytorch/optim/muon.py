@@ -14,8 +14,7 @@ The orthogonalised matrix is about U V^T of the singular value decomposition U S
 The ranks share the matrices: each orthogonalises those assigned to it, and one message gathers all.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,24 +22,22 @@ from torch import Tensor
 from podscale.config.optimizer import MuonSection
 from podscale.pytorch.optim.base import HyperParams, Optimizer, ReplicaGroup, where_finite
 from podscale.pytorch.optim.param_shard import ParamShard, ParamSlice
-from podscale.pytorch.optim.shared_work import assign_owners, message_layout
-from podscale.training.muon import EPS, NEWTON_SCHULZ, matrix_shape, orthogonalised_parameters, update_scale
+from podscale.pytorch.optim.shared_work import assign_owners, gather_message, message_layout
+from podscale.training.muon import EPS, NEWTON_SCHULZ, matrix_shape, update_scale
 
 
 class Muon(Optimizer):
-    """Muon (see the module). `shard` has all weights; the ranks of `replica_group` share the matrices."""
+    """Muon (see the module). `shard` has all weights; the ranks of `replica_group` share the matrices.
+
+    Orthogonalised are the parameters of two or more dimensions with `uses_trust_ratio`.
+    """
 
     def __init__(self, shard: ParamShard, section: MuonSection, replica_group: ReplicaGroup, *, nesterov: bool) -> None:
         self._shard, self._nesterov = shard, nesterov
-        chosen = orthogonalised_parameters(
-            [each.shape for each in shard.param_slices],
-            [each.uses_trust_ratio for each in shard.param_slices],
-            ends=section.ends,
-        )
-        self._matrices = SharedMatrices(shard, chosen, section, replica_group)
-        is_chosen = torch.zeros(len(shard.param_slices), dtype=torch.bool)
-        is_chosen[chosen] = True
-        self._rate_factors = torch.where(is_chosen, 1.0, section.other_rate).to(shard.device)
+        is_matrix = [each.uses_trust_ratio and len(each.shape) > 1 for each in shard.param_slices]
+        matrices = [each for each, chosen in zip(shard.param_slices, is_matrix, strict=True) if chosen]
+        self._matrices = SharedMatrices(matrices, shard.gradients, section, replica_group)
+        self._rate_factors = torch.where(torch.tensor(is_matrix), 1.0, section.other_rate).to(shard.device)
         self.moments, self.scalars = {"momentum": shard.zeros()}, dict[str, Tensor]()
         self._momenta = shard.views(self.moments["momentum"])
 
@@ -54,7 +51,7 @@ class Muon(Optimizer):
                 torch._foreach_addcmul_(group.gradients, momenta, [hyper.momentum] * len(momenta))
             else:
                 torch._foreach_copy_(group.gradients, momenta)
-        self._matrices.orthogonalise(self._shard.gradients)
+        self._matrices.orthogonalise()
         rates = where_finite(finite, hyper.learning_rate * self._rate_factors, 0.0)
         kept = 1.0 - rates * hyper.weight_decay * self._shard.uses_weight_decay
         rate_parts, kept_parts = self._shard.per_part(-rates), self._shard.per_part(kept)
@@ -65,73 +62,37 @@ class Muon(Optimizer):
         return finite
 
 
-class MatrixStack(NamedTuple):
-    """Matrices of one shape.
-
-    Args:
-        positions: positions of their elements in the flat layout, int64 [matrices, rows, columns].
-        scale: factor of the orthogonalised matrices.
-        local: matrices that this rank orthogonalises, int64.
-        starts: start of each matrix in the message of all ranks.
-    """
-
-    positions: Tensor
-    scale: float
-    local: Tensor
-    starts: list[int]
-
-
 class SharedMatrices:
-    """Matrices of the chosen parameters. Every rank calls `orthogonalise` at the same time."""
+    """Gradients of these parameters as matrices. Every rank calls `orthogonalise` at the same time."""
 
     def __init__(
-        self, shard: ParamShard, chosen: Sequence[int], section: MuonSection, replica_group: ReplicaGroup
+        self, slices: Sequence[ParamSlice], gradients: Tensor, section: MuonSection, replica_group: ReplicaGroup
     ) -> None:
         self._section, self._replica_group = section, replica_group
-        slices = sorted((shard.param_slices[index] for index in chosen), key=lambda each: matrix_shape(each.shape))
-        shapes = [matrix_shape(each.shape) for each in slices]
+        by_shape = sorted(slices, key=lambda each: matrix_shape(each.shape))
+        shapes = [matrix_shape(each.shape) for each in by_shape]
         owners = assign_owners([rows * columns * min(rows, columns) for rows, columns in shapes], replica_group.size)
-        self._message_length, starts = message_layout([r * c for r, c in shapes], owners, replica_group.size)
-        self._stacks = list(_stack_matrices(slices, owners, starts, section, replica_group.rank, shard.device))
+        self._length, self._starts = message_layout([r * c for r, c in shapes], owners, replica_group.size)
+        self._views = [each.view(gradients) for each in by_shape]
+        self._local: dict[tuple[int, int], list[Tensor]] = {}
+        """Views that this rank orthogonalises, by the shape of their matrices, in the order of the message."""
+        for view, shape, owner in zip(self._views, shapes, owners, strict=True):
+            if owner == replica_group.rank:
+                self._local.setdefault(shape, []).append(view)
 
-    def orthogonalise(self, flat: Tensor) -> None:
-        """Replace the matrices in `flat`, fp32 [elements], by scaled orthogonalised ones."""
-        local = [self._orthogonalise_local(stack, flat) for stack in self._stacks]
-        if not local:
+    def orthogonalise(self) -> None:
+        """Replace the gradients by scaled orthogonalised ones."""
+        if not self._views:
             return
-        message = torch.cat(local)
-        message = self._replica_group.all_gather(
-            torch.nn.functional.pad(message, (0, self._message_length - len(message)))
+        local = [self._views[0].new_empty(0)]  # a rank may have no matrix
+        for shape, views in self._local.items():
+            stack = torch.stack([view.reshape(shape) for view in views])
+            local.append(update_scale(*shape, self._section) * newton_schulz(stack, self._section))
+        message = gather_message(local, self._length, self._replica_group)
+        pairs = zip(self._views, self._starts, strict=True)
+        torch._foreach_copy_(
+            self._views, [message.narrow(0, start, view.numel()).view(view.shape) for view, start in pairs]
         )
-        for stack in self._stacks:
-            size = stack.positions[0].numel()
-            gathered = torch.cat([message.narrow(0, start, size) for start in stack.starts])
-            flat.index_copy_(0, stack.positions.view(-1), gathered)
-
-    def _orthogonalise_local(self, stack: MatrixStack, flat: Tensor) -> Tensor:
-        """Return this rank's matrices of a stack, one after the other."""
-        matrices = flat[stack.positions.index_select(0, stack.local)]
-        return (stack.scale * newton_schulz(matrices, self._section)).view(-1)
-
-
-def _stack_matrices(
-    slices: Sequence[ParamSlice],
-    owners: Sequence[int],
-    starts: Sequence[int],
-    section: MuonSection,
-    rank: int,
-    device: torch.device,
-) -> Iterator[MatrixStack]:
-    """Yield the stacks of slices that are in the order of their shapes."""
-    # Numbers the elements of the flat layout: viewed as the parameters, it gives the positions of each matrix.
-    flat = torch.arange(max((each.start + each.size for each in slices), default=0))
-    numbers = range(len(slices))
-    for shape in dict.fromkeys(matrix_shape(each.shape) for each in slices):
-        members = [number for number in numbers if matrix_shape(slices[number].shape) == shape]
-        positions = torch.stack([slices[number].view(flat).reshape(shape) for number in members])
-        local = torch.tensor([row for row, number in enumerate(members) if owners[number] == rank], dtype=torch.int64)
-        scale = update_scale(*shape, section.scale)
-        yield MatrixStack(positions.to(device), scale, local.to(device), [starts[number] for number in members])
 
 
 def newton_schulz(matrices: Tensor, section: MuonSection) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from podscale.config.optimizer import ShampooSection
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.param_shard import ParamSlice
-from podscale.pytorch.optim.shared_work import assign_owners, message_layout
+from podscale.pytorch.optim.shared_work import assign_owners, gather_message, message_layout
 from podscale.training.shampoo import (
     MAX_NEWTON_ERROR,
     NEWTON_ITERATIONS,
@@ -247,9 +247,7 @@ class KroneckerFactors:
 
     def _gather_matrices(self, local: Sequence[Tensor]) -> list[Tensor]:
         """Gather matrices: `local` has this rank's for each of `_dim_factors`; return all ranks' likewise."""
-        message = torch.cat([matrices.reshape(-1) for matrices in local])
-        padded = torch.nn.functional.pad(message, (0, self._message_length - len(message)))
-        gathered = self._replica_group.all_gather(padded)
+        gathered = gather_message(local, self._message_length, self._replica_group)
         return [each.unpack_message(gathered) for each in self._dim_factors]
 
 

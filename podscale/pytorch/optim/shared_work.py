@@ -5,6 +5,11 @@ An owner computes an item once, and all ranks get the result, so it is bit-ident
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from podscale.pytorch.optim.base import ReplicaGroup
+
 
 def assign_owners(costs: Sequence[float], ranks: int) -> list[int]:
     """Return the rank that owns each item. The most costly goes first, each to the rank with the least total cost."""
@@ -29,3 +34,9 @@ def message_layout(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> t
         lengths[owner] += size
     length = max(lengths)
     return length, [owner * length + start for owner, start in zip(owners, local_starts, strict=True)]
+
+
+def gather_message(local: Sequence[Tensor], length: int, replica_group: ReplicaGroup) -> Tensor:
+    """Return the message of all ranks; `local` has this rank's items, in order, of at most `length` elements."""
+    message = torch.cat([items.reshape(-1) for items in local])
+    return replica_group.all_gather(torch.nn.functional.pad(message, (0, length - len(message))))

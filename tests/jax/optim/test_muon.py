@@ -21,7 +21,7 @@ from tests.jax.optim.test_second_order import EXACT, map_host, near, torch_in_fl
 from tests.support.flat_share import FlatArrays
 from tests.support.muon_oracle import muon_oracle
 from tests.support.updates import Values
-from tests.unit.pytorch.optim.test_muon import ADAPTS, DECAYS, INNER, SHAPES, draw, steps
+from tests.unit.pytorch.optim.test_muon import ADAPTS, DECAYS, MATRICES, SHAPES, draw, steps
 
 LAYOUT = ParamLayout(SHAPES, bucket_elements=600)
 
@@ -74,7 +74,7 @@ def in_torch(section: MuonSection, nesterov: bool) -> Values:
 @pytest.mark.parametrize("options", [{}, {"scale": "rms", "other_rate": 0.3, "iterations": 3}])
 def test_muon_follows_its_oracle_and_the_other_engine(options: dict[str, Any]) -> None:
     section, nesterov = MuonSection(**options), bool(options)
-    want = muon_oracle(draw(0), steps(), DECAYS, INNER, nesterov=nesterov, **options)
+    want = muon_oracle(draw(0), steps(), DECAYS, MATRICES, nesterov=nesterov, **options)
     found = in_jax(section, nesterov, devices=8, exact=True)
     near(found, want, EXACT, draw(0))
     near(found, in_torch(section, nesterov), EXACT, draw(0))
@@ -83,7 +83,7 @@ def test_muon_follows_its_oracle_and_the_other_engine(options: dict[str, Any]) -
 
 
 def test_matrices_may_be_orthogonalised_in_bf16() -> None:
-    want = muon_oracle(draw(0), steps(), DECAYS, INNER)
+    want = muon_oracle(draw(0), steps(), DECAYS, MATRICES)
     found = in_jax(MuonSection(precision="bf16"), nesterov=False, devices=1, exact=False)
     assert found["wide"].dtype == np.float32
     near(found, want, 0.1, draw(0))

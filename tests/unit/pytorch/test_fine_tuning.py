@@ -21,7 +21,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam"},
     "adam decoupled": {"name": "adam", "adam": {"decoupled": True}},
     "rmsprop": {"name": "rmsprop"},
-    "muon": {"name": "muon", "muon": {"ends": True}},
+    "muon": {"name": "muon"},
     "shampoo": {"name": "shampoo", "shampoo": {"block": 16, "vectors": False, "every_steps": 10}},
     "shampoo adagrad": {
         "name": "shampoo",

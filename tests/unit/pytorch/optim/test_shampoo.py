@@ -3,6 +3,7 @@
 tests/distributed/pytorch/optim/test_sharded_update.py tests the distribution over ranks on real processes.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,33 +20,21 @@ from podscale.pytorch.optim.shampoo_factors import (
     stack_blocks,
 )
 from podscale.training.shampoo import merge_small_dims, preconditioner_elements
+from tests.support import updates
 from tests.support.flat_share import FlatArrays, hyper
-from tests.support.shampoo_oracle import Step, shampoo_oracle
-from tests.support.updates import Values, momentum, rate
+from tests.support.shampoo_oracle import shampoo_oracle
+from tests.support.updates import STEPS, draw_steps
 
 SHAPES = {"conv": (12, 5, 3, 3), "gamma": (20,), "fc": (10, 17), "zero": (6, 6), "one": (1, 1)}
 DECAYS = {name: name != "gamma" for name in SHAPES}
-STEPS, DECAY = 50, 1e-2
-MASKED = (4, 9)
-
-
-def draw(seed: int) -> Values:
-    generator = np.random.default_rng(seed)
-    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
-def steps() -> list[Step]:
-    found = [Step(draw(1000 + n), rate(n), momentum(n), DECAY, n not in MASKED) for n in range(STEPS)]
-    for step in found:
-        step.gradients["zero"][:] = 0  # a norm of zero, of the graft and of the direction
-    return found
+draw = partial(updates.draw, SHAPES)
+steps = partial(draw_steps, SHAPES, 1e-2, masked=(4, 9))
+"""The gradient of `zero` is a norm of zero, of the graft and of the direction."""
 
 
 def run_steps(arrays: FlatArrays, rule: Shampoo, first: int = 0, last: int = STEPS) -> None:
     for number, step in enumerate(steps()[first:last], first):
-        given = step.gradients if step.finite else {name: 0 * g for name, g in step.gradients.items()}
-        row = hyper(step.rate, step.momentum, step.decay)
-        assert arrays.step(rule, given, row, finite=step.finite, number=number) == step.finite
+        arrays.run(rule, step, number)
 
 
 def build(*, nesterov: bool = True, **options: Any) -> tuple[FlatArrays, Shampoo]:
