@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills fuzz images dist release \
+.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills fuzz images wheels dist release \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 

@@ -49,7 +49,7 @@ EIGHT_IMAGES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class CompiledPreset:
     """Preset with changes on a topology.
 
     Args:
@@ -64,30 +64,30 @@ class Row:
 
 
 ROWS = (
-    Row("v3-1024", "v3:32x32", measured=25.1),
-    Row("v3-1024-plain", "v3:32x32", (*PLAIN, "model.batch_norm.span=16"), measured=25.1),
-    Row("v3-16", "v3:4x4", ("train.global_batch=4096",), measured=131.1),
-    Row("v3-128", "v3:8x16", measured=135.7),
-    Row("v3-512", "v3:16x32", ("model.batch_norm.span=32",), measured=44.1),
-    Row("v5e-16", "v5e:4x4", ("train.global_batch=2048",)),
-    Row("tpu-v5e-16", "v5e:4x4", preset="tpu-v5e-16"),
-    Row("tpu-v6e-64", "v6e:8x8", preset="tpu-v6e-64"),
-    Row("v5e-256", "v5e:16x16"),
-    Row("v4-4096", "v4:16x16x16", preset="mlperf-4096xtpuv4", measured=4.18),
-    Row("v5p-512", "v5p:8x8x8"),
-    Row("v6e-256", "v6e:16x16"),
-    Row("tpu7x-128", "tpu7x:4x4x8"),
-    Row("v3-64", "v3:8x8", ("train.global_batch=16384",), measured=130.9),
-    Row("v3-256", "v3:16x16", ("model.batch_norm.span=64",), measured=78.7),
-    Row("v5e-2x256", "v5e:16x16 x2", ("train.global_batch=65536",)),
-    Row("v5e-8-images", "v5e:2x4", EIGHT_IMAGES),
-    Row("v5e-8-images-cut", "v5e:4x4", (*EIGHT_IMAGES, "train.spatial_partitions=[2,1]")),
+    CompiledPreset("v3-1024", "v3:32x32", measured=25.1),
+    CompiledPreset("v3-1024-plain", "v3:32x32", (*PLAIN, "model.batch_norm.span=16"), measured=25.1),
+    CompiledPreset("v3-16", "v3:4x4", ("train.global_batch=4096",), measured=131.1),
+    CompiledPreset("v3-128", "v3:8x16", measured=135.7),
+    CompiledPreset("v3-512", "v3:16x32", ("model.batch_norm.span=32",), measured=44.1),
+    CompiledPreset("v5e-16", "v5e:4x4", ("train.global_batch=2048",)),
+    CompiledPreset("tpu-v5e-16", "v5e:4x4", preset="tpu-v5e-16"),
+    CompiledPreset("tpu-v6e-64", "v6e:8x8", preset="tpu-v6e-64"),
+    CompiledPreset("v5e-256", "v5e:16x16"),
+    CompiledPreset("v4-4096", "v4:16x16x16", preset="mlperf-4096xtpuv4", measured=4.18),
+    CompiledPreset("v5p-512", "v5p:8x8x8"),
+    CompiledPreset("v6e-256", "v6e:16x16"),
+    CompiledPreset("tpu7x-128", "tpu7x:4x4x8"),
+    CompiledPreset("v3-64", "v3:8x8", ("train.global_batch=16384",), measured=130.9),
+    CompiledPreset("v3-256", "v3:16x16", ("model.batch_norm.span=64",), measured=78.7),
+    CompiledPreset("v5e-2x256", "v5e:16x16 x2", ("train.global_batch=65536",)),
+    CompiledPreset("v5e-8-images", "v5e:2x4", EIGHT_IMAGES),
+    CompiledPreset("v5e-8-images-cut", "v5e:4x4", (*EIGHT_IMAGES, "train.spatial_partitions=[2,1]")),
 )
 """Rows, the most useful first. v4's step: 32,768 images at 7,836,543 images/s, evaluations included."""
 
 
-TINY = Row("tiny", "v5e:2x4", (*EIGHT_IMAGES, "model.name=resnet18", "model.width=4", "input.image_size=32"))
-"""Row of the small form."""
+TINY = CompiledPreset("tiny", "v5e:2x4", (*EIGHT_IMAGES, "model.name=resnet18", "model.width=4", "input.image_size=32"))
+"""The small form's."""
 
 
 @dataclass
@@ -153,13 +153,13 @@ def read_results(path: Path) -> dict[str, RowResult]:
     return {row["name"]: RowResult(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
 
 
-def build_request(row: Row) -> CompileRequest:
+def build_request(row: CompiledPreset) -> CompileRequest:
     layout, _, slices = row.topology.partition(" x")
     document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
     return build_compile_request(document, find_topology(layout, int(slices or 1)))
 
 
-def compile_row(row: Row) -> RowResult:
+def compile_row(row: CompiledPreset) -> RowResult:
     """Compile the step of a row; a failure is recorded with its reason."""
     result = RowResult(row.name, time.strftime("%Y-%m-%d"), list(row.changes), row.preset, row.measured, row.topology)
     request = build_request(row)

@@ -224,7 +224,7 @@ def findings(study: str, page: Any, text: Any) -> None:
         page: output artifact, dsl.HTML.
         text: output artifact, dsl.Markdown.
     """
-    from podscale.study.publish import markdown_without_charts, write_study_results
+    from podscale.study.result_files import markdown_without_charts, write_study_results
 
     with stage_process("findings"):
         document = StudyDocument.model_validate_json(study)

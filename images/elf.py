@@ -51,7 +51,7 @@ SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 @dataclass(frozen=True)
-class Segment:
+class ProgramHeader:
     p_type: int
     p_flags: int
     p_offset: int
@@ -95,7 +95,8 @@ def cut(image: bytes, unused: str = "") -> bytes:
     """
     header = Header(*HEADER.unpack_from(image))
     segments = [
-        Segment(*SEGMENT.unpack_from(image, header.e_phoff + number * SEGMENT.size)) for number in range(header.e_phnum)
+        ProgramHeader(*SEGMENT.unpack_from(image, header.e_phoff + number * SEGMENT.size))
+        for number in range(header.e_phnum)
     ]
     page = max((segment.p_align for segment in segments if segment.p_type == PT_LOAD), default=1)
     sections = dict(_sections(image, header))
@@ -134,7 +135,7 @@ def _whole_pages(part: Range, page: int) -> Range:
     return start, max(start, part[1] // page * page)
 
 
-def _split(segment: Segment, hole: Range) -> list[Segment]:
+def _split(segment: ProgramHeader, hole: Range) -> list[ProgramHeader]:
     """Split a loaded segment that spans the hole in two: one that ends in zeros, and the rest."""
     start, end = hole
     if segment.p_type != PT_LOAD or not segment.p_offset < start < end < segment.p_end:
@@ -153,7 +154,7 @@ def _split(segment: Segment, hole: Range) -> list[Segment]:
     ]
 
 
-def _unloaded(segments: Sequence[Segment], page: int) -> Iterator[Range]:
+def _unloaded(segments: Sequence[ProgramHeader], page: int) -> Iterator[Range]:
     """Yield the whole pages between loaded segments."""
     loaded = sorted((segment.p_offset, segment.p_end) for segment in segments if segment.p_type == PT_LOAD)
     for (_, end), (start, _) in pairwise(loaded):
@@ -168,7 +169,7 @@ def _without(image: bytes, holes: Sequence[Range], end: int) -> bytes:
     return b"".join(image[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True))
 
 
-def _moved(segment: Segment, holes: Sequence[Range]) -> Segment:
+def _moved(segment: ProgramHeader, holes: Sequence[Range]) -> ProgramHeader:
     return replace(segment, p_offset=segment.p_offset - _removed_before(segment.p_offset, holes))
 
 

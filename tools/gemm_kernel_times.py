@@ -8,6 +8,7 @@ constants of `gemm_calls`, and by the fastest of other tiles and loads. Used by 
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -52,79 +53,145 @@ class TimedPair(NamedTuple):
     bytes: int
 
 
-def block_calls(images: int, inner: int, side: int, *, device: str = "cuda") -> Iterator[TimedPair]:
-    """Yield the work of both 1x1 convolutions of a block, forward and backward."""
+@dataclass(frozen=True)
+class Block:
+    """Random bf16 tensors around conv1 (from wide to narrow images) and conv3 (back) of a bottleneck block.
+
+    Args:
+        wide: NHWC images, as `shortcut` and `wide_gradient` are.
+        narrow: NHWC images of a quarter of the channels, as `narrow_gradient` is.
+        down: Weight of conv1, OIHW.
+        up: Weight of conv3, OIHW.
+        bits: ReLU's mask of the sum of `wide` and `shortcut`, a bit a value.
+    """
+
+    wide: Tensor
+    shortcut: Tensor
+    wide_gradient: Tensor
+    narrow: Tensor
+    narrow_gradient: Tensor
+    down: Tensor
+    up: Tensor
+    inner: Affine
+    outer: Affine
+    bits: Tensor | None
+
+    @property
+    def inner_rows(self) -> ImageRows:
+        return ImageRows.of(self.narrow)
+
+    @property
+    def outer_rows(self) -> ImageRows:
+        return ImageRows.of(self.wide)
+
+    @property
+    def small(self) -> int:
+        """Bytes of a narrow tensor."""
+        return 2 * self.narrow.numel()
+
+    @property
+    def large(self) -> int:
+        """Bytes of a wide tensor."""
+        return 2 * self.wide.numel()
+
+
+def draw_block(images: int, inner: int, side: int, device: str) -> Block:
+    """Return a block of random tensors, of `inner` narrow channels and images of `side` px."""
     outer = 4 * inner
 
     def draw(channels: int) -> Tensor:
         values = torch.randn(images, channels, side, side, device=device, dtype=torch.bfloat16)
         return values.contiguous(memory_format=torch.channels_last)
 
-    wide, shortcut, wide_gradient, narrow, narrow_gradient = map(draw, (outer, outer, outer, inner, inner))
-    down, up = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in ((inner, outer), (outer, inner)))
-    down, up = down[:, :, None, None], up[:, :, None, None]
+    def draw_weight(outputs: int, inputs: int) -> Tensor:
+        return torch.randn(outputs, inputs, 1, 1, device=device, dtype=torch.bfloat16)
+
+    wide, shortcut = draw(outer), draw(outer)
     inner_affine, outer_affine = (Affine(*torch.rand(5, channels, device=device)) for channels in (inner, outer))
-    inner_rows, outer_rows = ImageRows.of(narrow), ImageRows.of(wide)
-    _, bits = fused_calls.normalise(wide, outer_rows, outer_affine, MASK_OF_BITS, shortcut)
-    small, large = (2 * tensor.numel() for tensor in (narrow, wide))
+    _, bits = fused_calls.normalise(wide, ImageRows.of(wide), outer_affine, MASK_OF_BITS, shortcut)
+    return Block(
+        wide=wide,
+        shortcut=shortcut,
+        wide_gradient=draw(outer),
+        narrow=draw(inner),
+        narrow_gradient=draw(inner),
+        down=draw_weight(inner, outer),
+        up=draw_weight(outer, inner),
+        inner=inner_affine,
+        outer=outer_affine,
+        bits=bits,
+    )
 
-    def convolve_then_sum(x: Tensor, weight: Tensor, rows: ImageRows) -> None:
-        fused_calls.chunk_moments(F.conv2d(x, weight), rows)
 
+def block_calls(images: int, inner: int, side: int, *, device: str = "cuda") -> Iterator[TimedPair]:
+    """Yield the work of both 1x1 convolutions of a block, forward and backward."""
+    block = draw_block(images, inner, side, device)
+    yield from _forward_calls(block)
+    yield from _data_gradient_calls(block)
+    yield from _weight_gradient_calls(block)
+
+
+def _forward_calls(b: Block) -> Iterator[TimedPair]:
     def add_convolve_sum() -> None:
-        y, _ = fused_calls.normalise(wide, outer_rows, outer_affine, MASK_OF_BITS, shortcut)
-        convolve_then_sum(y, down, inner_rows)
+        y, _ = fused_calls.normalise(b.wide, b.outer_rows, b.outer, MASK_OF_BITS, b.shortcut)
+        fused_calls.chunk_moments(F.conv2d(y, b.down), b.inner_rows)
 
     def normalise_convolve_sum() -> None:
-        y, _ = fused_calls.normalise(narrow, inner_rows, inner_affine, MASK_OF_X, None)
-        convolve_then_sum(y, up, outer_rows)
-
-    def data(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _backward(gradient, x, weight, (True, False, False))[0]
-
-    def sums_of_first_norm() -> None:
-        g = data(wide_gradient, narrow, up)
-        fused_calls.chunk_gradient_sums((g, None), narrow, inner_rows, inner_affine, MASK_OF_X, None)
-
-    def sums_of_sum() -> None:
-        g = data(narrow_gradient, wide, down)
-        fused_calls.chunk_gradient_sums((g, shortcut), wide, outer_rows, outer_affine, MASK_OF_BITS, bits)
+        y, _ = fused_calls.normalise(b.narrow, b.inner_rows, b.inner, MASK_OF_X, None)
+        fused_calls.chunk_moments(F.conv2d(y, b.up), b.outer_rows)
 
     yield TimedPair(
         "norm, sum, ReLU, conv1, moments",
         add_convolve_sum,
-        lambda: calls.sum_forward(wide, outer_affine, shortcut, down),
-        3 * large + small,
+        lambda: calls.sum_forward(b.wide, b.outer, b.shortcut, b.down),
+        3 * b.large + b.small,
     )
     yield TimedPair(
         "norm, ReLU, conv3, moments",
         normalise_convolve_sum,
-        lambda: calls.forward(narrow, up, 1, inner_affine),
-        large + small,
+        lambda: calls.forward(b.narrow, b.up, 1, b.inner),
+        b.large + b.small,
     )
+
+
+def _data_gradient_calls(b: Block) -> Iterator[TimedPair]:
+    def data(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return _backward(gradient, x, weight, (True, False, False))[0]
+
+    def sums_of_first_norm() -> None:
+        g = data(b.wide_gradient, b.narrow, b.up)
+        fused_calls.chunk_gradient_sums((g, None), b.narrow, b.inner_rows, b.inner, MASK_OF_X, None)
+
+    def sums_of_sum() -> None:
+        g = data(b.narrow_gradient, b.wide, b.down)
+        fused_calls.chunk_gradient_sums((g, b.shortcut), b.wide, b.outer_rows, b.outer, MASK_OF_BITS, b.bits)
+
     yield TimedPair(
         "data gradient of conv3, ReLU, sums",
         sums_of_first_norm,
-        lambda: calls.masked_data_gradient(wide_gradient, up, narrow, inner_affine),
-        large + 2 * small,
+        lambda: calls.masked_data_gradient(b.wide_gradient, b.up, b.narrow, b.inner),
+        b.large + 2 * b.small,
     )
     yield TimedPair(
         "data gradient of conv1, sum, ReLU, sums",
         sums_of_sum,
-        lambda: calls.masked_data_gradient(narrow_gradient, down, wide, outer_affine, bits=bits, second=shortcut),
-        small + 3 * large,
+        lambda: calls.masked_data_gradient(b.narrow_gradient, b.down, b.wide, b.outer, bits=b.bits, second=b.shortcut),
+        b.small + 3 * b.large,
     )
+
+
+def _weight_gradient_calls(b: Block) -> Iterator[TimedPair]:
     yield TimedPair(
         "weight gradient of conv1",
-        lambda: _backward(narrow_gradient, wide, down, (False, True, False)),
-        lambda: calls.weight_gradient(narrow_gradient, wide, torch.float32, 1, None),
-        small + large,
+        lambda: _backward(b.narrow_gradient, b.wide, b.down, (False, True, False)),
+        lambda: calls.weight_gradient(b.narrow_gradient, b.wide, torch.float32, 1, None),
+        b.small + b.large,
     )
     yield TimedPair(
         "weight gradient of conv3",
-        lambda: _backward(wide_gradient, narrow, up, (False, True, False)),
-        lambda: calls.weight_gradient(wide_gradient, narrow, torch.float32, 1, inner_affine),
-        small + large,
+        lambda: _backward(b.wide_gradient, b.narrow, b.up, (False, True, False)),
+        lambda: calls.weight_gradient(b.wide_gradient, b.narrow, torch.float32, 1, b.inner),
+        b.small + b.large,
     )
 
 

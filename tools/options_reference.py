@@ -185,20 +185,20 @@ def _tables(prefix: str, model: type[BaseModel], level: int) -> Iterator[str]:
             yield ""
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     name: str
     kind: str
     default: str
     text: str
 
 
-def _table(rows: Iterator[Row]) -> Iterator[str]:
+def _table(rows: Iterator[OptionRow]) -> Iterator[str]:
     yield "| option | class | default | meaning |"
     yield "|---|---|---|---|"
     yield from (f"| `{row.name}` | {row.kind} | {row.default} | {row.text} |" for row in rows)
 
 
-def _all_rows(prefix: str, model: type[BaseModel]) -> Iterator[Row]:
+def _all_rows(prefix: str, model: type[BaseModel]) -> Iterator[OptionRow]:
     """Yield the options of a section, those of the sections inside included."""
     yield from _rows(prefix, model)
     for name, info in model.model_fields.items():
@@ -206,7 +206,7 @@ def _all_rows(prefix: str, model: type[BaseModel]) -> Iterator[Row]:
             yield from _all_rows(f"{prefix}.{name}", inner)
 
 
-def _rows(prefix: str, model: type[BaseModel]) -> Iterator[Row]:
+def _rows(prefix: str, model: type[BaseModel]) -> Iterator[OptionRow]:
     for name, info in model.model_fields.items():
         if _subsection(info) is not None:
             continue
@@ -215,7 +215,7 @@ def _rows(prefix: str, model: type[BaseModel]) -> Iterator[Row]:
         listed = f" ({', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
         text = _escape(f"{info.description}{listed}")
         default = "required" if info.is_required() else f"`{json.dumps(info.default)}`"
-        yield Row(f"{prefix}.{name}", extra["x-class"], default, text)
+        yield OptionRow(f"{prefix}.{name}", extra["x-class"], default, text)
 
 
 def _escape(text: str) -> str:

@@ -1,8 +1,9 @@
 """Check what a machine can check of names and docstrings: `python -m tools.prose_lint` (part of `make lint`).
 
-Four rules, the last two for the library only, in every Python file of `FOLDERS`:
+Five rules, the last two for the library only, in every Python file of `FOLDERS`:
 
 - A defined name has no private word (`PRIVATE_WORDS`), but the field's term.
+- A class whose word means several things (`AMBIGUOUS_CLASSES`) says which one: `ScoreRow`, not `Row`.
 - A docstring begins with a verb or a noun, not with a question word (`OPENING`).
 - The docstring of a public function names each array parameter, because a type such as `Tensor` gives neither shape nor
   dtype. An override without a docstring has its base's.
@@ -63,6 +64,9 @@ EXEMPT_NAMES = {
 }
 """Names that may contain a private word, and the reason."""
 
+AMBIGUOUS_CLASSES = ("Call", "Entry", "Note", "Pace", "Place", "Row", "Segment", "Session", "State", "View")
+"""Names that a class must not have without another word."""
+
 OPENING = re.compile(r"\s*(What|How|Whether|Where|Who|Whose)\b")
 """Beginning of a docstring that is a question instead of a name or an action."""
 
@@ -110,6 +114,13 @@ def name_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
             yield Problem(file, line, f"{name}: use another word for `{word}` ({PRIVATE_WORDS[word]})")
 
 
+def class_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
+    """Yield each class whose name is one ambiguous word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in AMBIGUOUS_CLASSES:
+            yield Problem(file, node.lineno, f"{node.name}: means several things; say which one with another word")
+
+
 def opening_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
     """Yield each docstring that begins with a question word."""
     for node in ast.walk(tree):
@@ -151,7 +162,7 @@ def problems_of(tree: ast.Module, file: str) -> list[Problem]:
     Args:
         file: Path from the top of the repository; rules for the library depend on it.
     """
-    problems = [*name_problems(tree, file), *opening_problems(tree, file)]
+    problems = [*name_problems(tree, file), *class_problems(tree, file), *opening_problems(tree, file)]
     if Path(file).parts[0] == LIBRARY:
         problems += parameter_problems(tree, file)
     return sorted(problems, key=lambda problem: problem.line)

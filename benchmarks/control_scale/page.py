@@ -67,7 +67,6 @@ class Results:
 def text(given: Namespace, results: Results) -> list[str]:
     """Return the lines below the head of the page. Measurements that were ended early may be incomplete."""
     most = max((level.others for level in results.levels), default=0)
-    watched = [level for level in results.levels if level.busy]
     return [
         f"{given.nodes:,} fake nodes of eight GPUs; runs of {given.pods} pods of two "
         f"GPUs; at most {most} other runs with {most * given.pods:,} pods, all in one namespace. API server, etcd, "
@@ -79,6 +78,15 @@ def text(given: Namespace, results: Results) -> list[str]:
         "",
         *results.remarks,
         *([""] if results.remarks else []),
+        *_submission(results, most),
+        *_launcher(given, results),
+        *_waiting_job(given, results),
+        *_control_plane(results),
+    ]
+
+
+def _submission(results: Results, most: int) -> list[str]:
+    return [
         "## From submission to a node for every pod",
         "",
         "Seconds from the start of the command until the last pod has a node, median. `podscale submit` checks the "
@@ -90,6 +98,12 @@ def text(given: Namespace, results: Results) -> list[str]:
         *(_start_row(f"{level.others}", level.ours, level.plain) for level in results.levels if level.plain),
         *([_start_row(f"{most}, by Kueue", results.queued_ours, results.queued_plain)] if results.queued_plain else []),
         "",
+    ]
+
+
+def _launcher(given: Namespace, results: Results) -> list[str]:
+    watched = [level for level in results.levels if level.busy]
+    return [
         "## A launcher beside other runs",
         "",
         f"Launchers of running jobs of the same size, medians of {given.launchers}. *Start*: from the start of the "
@@ -110,6 +124,11 @@ def text(given: Namespace, results: Results) -> list[str]:
         "|---:|---:|---:|---:|---:|",
         *(_size_row(pods, usage) for pods, usage in results.sizes.items()),
         "",
+    ]
+
+
+def _waiting_job(given: Namespace, results: Results) -> list[str]:
+    return [
         "## A launcher whose job waits",
         "",
         f"Requests a minute in {2 * given.seconds:g} s after the reason was printed, and in the next "
@@ -124,6 +143,11 @@ def text(given: Namespace, results: Results) -> list[str]:
             for entry in results.waiting
         ),
         "",
+    ]
+
+
+def _control_plane(results: Results) -> list[str]:
+    return [
         "## The control plane",
         "",
         "*Events*: one request for the events of one object, for which the API server reads all events of the "

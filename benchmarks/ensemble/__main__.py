@@ -18,14 +18,14 @@ from pathlib import Path
 from benchmarks.conditions import code_version, head
 from benchmarks.ensemble.cases import TASKS, TINY, Comparison, Task, build_comparison
 from benchmarks.ensemble.page import introduction, picture, section
-from benchmarks.ensemble.results import RESTART_WEIGHTS, Row, differences, rows
+from benchmarks.ensemble.results import RESTART_WEIGHTS, ScoreRow, differences, rows
 from benchmarks.ensemble.training import run_comparison
 from benchmarks.harness import Options, write_results
 from podscale.evaluation import evaluation_json
 from podscale.runs import RunDirectory
 
 
-def read_rows(comparison: Comparison) -> dict[str, Row] | None:
+def read_rows(comparison: Comparison) -> dict[str, ScoreRow] | None:
     """Return the rows of a seed; None if it is not complete."""
     paths = [RunDirectory.for_config(config).evaluation for config in comparison.evaluated]
     if not all(path.exists() for path in paths):

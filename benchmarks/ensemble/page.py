@@ -15,7 +15,7 @@ from benchmarks.ensemble.results import (
     MEAN,
     RESTARTS,
     WEIGHTS,
-    Row,
+    ScoreRow,
     SeedRows,
     difference,
     points,
@@ -154,7 +154,7 @@ def _conclusion(by_seed: SeedRows) -> str:
     )
 
 
-def _loss(row: Row) -> float:
+def _loss(row: ScoreRow) -> float:
     return row.loss
 
 

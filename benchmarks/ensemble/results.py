@@ -20,7 +20,7 @@ RESTART_ROWS = {"probabilities": RESTARTS, "logits": "restarts, mean of logits",
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoreRow:
     """Scores of one alternative with one seed: epochs trained in all, forward passes an image, top-1, loss in nats."""
 
     epochs: float
@@ -29,11 +29,11 @@ class Row:
     loss: float
 
 
-SeedRows = Sequence[Mapping[str, Row]]
+SeedRows = Sequence[Mapping[str, ScoreRow]]
 """Rows by name, for each seed."""
 
 
-def rows(members: EnsembleScores, restarts: EnsembleScores, singles: EnsembleScores) -> dict[str, Row]:
+def rows(members: EnsembleScores, restarts: EnsembleScores, singles: EnsembleScores) -> dict[str, ScoreRow]:
     """Return the rows of one seed by name, in the order of the table."""
     long, ending, cycles = singles.members
     by_name = {LONG: _row(long.answered, long.epochs)}
@@ -54,17 +54,17 @@ def rows(members: EnsembleScores, restarts: EnsembleScores, singles: EnsembleSco
     return by_name | {RESTART_ROWS[c.way]: _row(c.answered, restarts.epochs) for c in restarts.combined}
 
 
-def values_of(by_seed: SeedRows, name: str, value: Callable[[Row], float]) -> list[float]:
+def values_of(by_seed: SeedRows, name: str, value: Callable[[ScoreRow], float]) -> list[float]:
     """Return a value of a row, seed by seed."""
     return [value(seed_rows[name]) for seed_rows in by_seed]
 
 
-def difference(by_seed: SeedRows, name: str, other: str, value: Callable[[Row], float]) -> list[float]:
+def difference(by_seed: SeedRows, name: str, other: str, value: Callable[[ScoreRow], float]) -> list[float]:
     """Return the value of a row minus that of another row with the same seed, seed by seed."""
     return [value(seed_rows[name]) - value(seed_rows[other]) for seed_rows in by_seed]
 
 
-def points(row: Row) -> float:
+def points(row: ScoreRow) -> float:
     """Return top-1 in percent."""
     return 100 * row.top1
 
@@ -74,11 +74,11 @@ def differences(by_seed: SeedRows) -> dict[str, list[float]]:
     return {name: difference(by_seed, name, LONG, points) for name in by_seed[0] if name != LONG}
 
 
-def _mean_and_best(scores: Sequence[ScoreSummary], epochs: float, mean: str, best: str) -> dict[str, Row]:
+def _mean_and_best(scores: Sequence[ScoreSummary], epochs: float, mean: str, best: str) -> dict[str, ScoreRow]:
     models = [_row(score, epochs) for score in scores]
-    mean_row = Row(epochs, 1, statistics.fmean(r.top1 for r in models), statistics.fmean(r.loss for r in models))
+    mean_row = ScoreRow(epochs, 1, statistics.fmean(r.top1 for r in models), statistics.fmean(r.loss for r in models))
     return {mean: mean_row, best: max(models, key=lambda row: (row.top1, -row.loss))}
 
 
-def _row(scores: ScoreSummary, epochs: float) -> Row:
-    return Row(epochs, scores.passes, scores.top1, inf if scores.loss is None else scores.loss)
+def _row(scores: ScoreSummary, epochs: float) -> ScoreRow:
+    return ScoreRow(epochs, scores.passes, scores.top1, inf if scores.loss is None else scores.loss)

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
 from benchmarks.telemetry import abuse, overhead, saves
-from benchmarks.telemetry.training import Pace, measure_pace
+from benchmarks.telemetry.training import StepPace, measure_pace
 from podscale.config import RunConfig
 from podscale.stages import local
 
@@ -54,7 +54,7 @@ def main() -> None:
             write_results(options.results, page, lines)
 
 
-def measure(part: str, config: RunConfig, shard_set: str, pace: Pace, options: Namespace) -> list[str]:
+def measure(part: str, config: RunConfig, shard_set: str, pace: StepPace, options: Namespace) -> list[str]:
     """Return the table of a part, with blocks and slots of at least a few steps."""
     scratch = Path(config.run.workspace, part)
     scratch.mkdir()

@@ -26,7 +26,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from benchmarks.measure import median_interval
-from benchmarks.telemetry.training import Pace, StepEnd, StepRecorder, run_training, with_epochs
+from benchmarks.telemetry.training import StepEnd, StepPace, StepRecorder, run_training, with_epochs
 from benchmarks.world import process_context, run_world
 from podscale.config import RunConfig
 from podscale.distributed.step_status import StopRequest
@@ -202,7 +202,7 @@ def complete_rounds(slots: dict[int, tuple[float, float]]) -> list[list[tuple[fl
 
 
 def table(
-    config: RunConfig, shard_set: str, scratch: Path, schedule: Schedule, pace: Pace, *, small: bool
+    config: RunConfig, shard_set: str, scratch: Path, schedule: Schedule, pace: StepPace, *, small: bool
 ) -> list[str]:
     """Return the table of the cost of abuse; the small form is a weak attack. `scratch`: folder of the snapshots."""
     attack = Attack(20, 5, 20) if small else Attack()

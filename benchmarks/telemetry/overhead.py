@@ -20,7 +20,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks.measure import median_interval
-from benchmarks.telemetry.training import Pace, run_training, with_epochs
+from benchmarks.telemetry.training import StepPace, run_training, with_epochs
 from benchmarks.world import run_world
 from podscale.config import RunConfig
 from podscale.distributed.step_status import StepStatus
@@ -187,7 +187,7 @@ def pair_ratios(blocks: list[tuple[bool, float]]) -> list[float]:
     return [max(pair)[1] / min(pair)[1] for pair in pairs]  # (True, ...) is more than (False, ...)
 
 
-def table(config: RunConfig, shard_set: str, scratch: Path, pairs: int, block: int, pace: Pace) -> list[str]:
+def table(config: RunConfig, shard_set: str, scratch: Path, pairs: int, block: int, pace: StepPace) -> list[str]:
     """Return the table of the cost of telemetry.
 
     Args:

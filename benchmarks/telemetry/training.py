@@ -32,7 +32,7 @@ class StepEnd(NamedTuple):
     cpu: float
 
 
-class Pace(NamedTuple):
+class StepPace(NamedTuple):
     """Seconds of a step on this machine, and steps of an epoch."""
 
     step_seconds: float
@@ -84,7 +84,7 @@ def run_training(
     return seconds
 
 
-def measure_pace(config: RunConfig, shard_set: str) -> Pace:
+def measure_pace(config: RunConfig, shard_set: str) -> StepPace:
     """Train a few epochs and return the median step time of the second half."""
     document = config.model_dump(mode="json")
     document["run"]["id"] = "pace"
@@ -92,7 +92,7 @@ def measure_pace(config: RunConfig, shard_set: str) -> Pace:
     step_ends = run_world(2, _train_timed, RunConfig.model_validate(document).model_dump_json(), shard_set)[0]
     later = step_ends[len(step_ends) // 2 :]
     step = statistics.median(second.time - first.time for first, second in pairwise(later))
-    return Pace(step, images / config.train.global_batch)
+    return StepPace(step, images / config.train.global_batch)
 
 
 def _train_timed(world: World, document: str, shard_set: str) -> list[StepEnd]:

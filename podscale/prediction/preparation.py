@@ -115,7 +115,7 @@ def prepare_or_fail(preparer: ImagePreparer, name: bytes, read: Callable[[], Enc
     except (OSError, InputError) as error:
         problem = error.problem if isinstance(error, InputError) else error.strerror or str(error)
         return Failure(UNREADABLE, problem)
-    except Exception as error:  # a decoder's error on bytes that nobody foresaw must not end the whole list
+    except Exception as error:  # a decoder's error on unforeseen bytes must not end the whole list
         return Failure("corrupt", f"{type(error).__name__}: {error}")
 
 

@@ -12,8 +12,8 @@ from podscale.study.budget import StudyPlan, plan_study
 from podscale.study.document import StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.progress_file import progress_path, read_progress, write_progress
-from podscale.study.publish import write_study_results
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.result_files import write_study_results
 from podscale.study.results import study_results
 from podscale.study.runner import StudyRunner
 from podscale.study.sweep_series import Trial

@@ -15,7 +15,7 @@ from tests.support.containers import Engine
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Entry(NamedTuple):
+class FileProperties(NamedTuple):
     """Compared properties of a file, folder or link: type and permissions, owner, time, and hash of the content."""
 
     mode: str
@@ -50,7 +50,7 @@ def test_two_builds_have_the_same_files(engine: Engine, image: str, name: str):
         engine("image", "rm", "--force", second, check=False)
 
 
-def entries(engine: Engine, image: str) -> dict[str, Entry]:
+def entries(engine: Engine, image: str) -> dict[str, FileProperties]:
     """Return the entries of an image by path."""
     with engine.mounted(image) as root:
         return {str(path.relative_to(root)): entry(path) for path in walk(root)}
@@ -61,13 +61,13 @@ def walk(folder: Path) -> Iterator[Path]:
         yield from (Path(directory, name) for name in (*folders, *files))
 
 
-def entry(path: Path) -> Entry:
+def entry(path: Path) -> FileProperties:
     stat_result, content = path.lstat(), ""
     if stat.S_ISLNK(stat_result.st_mode):
         content = str(path.readlink())
     elif stat.S_ISREG(stat_result.st_mode):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Entry(
+    return FileProperties(
         stat.filemode(stat_result.st_mode), (stat_result.st_uid, stat_result.st_gid), int(stat_result.st_mtime), content
     )

@@ -31,7 +31,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def session(stub: dict[str, str]) -> Iterator[stub_of_cuda.Session]:
-    started = stub_of_cuda.Session(stub)
+def session(stub: dict[str, str]) -> Iterator[stub_of_cuda.StepSession]:
+    started = stub_of_cuda.StepSession(stub)
     yield started
     started.close()

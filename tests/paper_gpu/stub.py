@@ -56,7 +56,7 @@ def run_code(stub: dict[str, str], code: str, **variables: str) -> subprocess.Co
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
 
 
-class Session:
+class StepSession:
     """Process that runs training steps on paper, one case after the other (see `session`)."""
 
     def __init__(self, stub: dict[str, str]) -> None:

@@ -57,6 +57,10 @@ def test_a_private_word_inside_of_another_is_none(name: str) -> None:
     assert private_word(name) is None
 
 
+def test_a_class_of_one_ambiguous_word_is_found() -> None:
+    assert len(messages("class Row: pass\nclass _Entry: pass\nclass ScoreRow: pass\nclass RowResult: pass\n")) == 2
+
+
 def test_docstrings_that_begin_with_a_question_are_found() -> None:
     source = '"""What it is."""\nclass A:\n    """How it goes."""\n    def f(self):\n        """Whether it does."""\n'
     assert [message.split('"')[1] for message in messages(source)] == ["What", "How", "Whether"]

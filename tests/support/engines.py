@@ -56,7 +56,7 @@ def document(workspace: Path, run: str = "tiny", **changes: Any) -> RunConfig:
 
 
 def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare = lambda s: None) -> TrainResult:
-    """Train as `jax.stage` does, in a world of one process with this many devices."""
+    """Train as the stage of the JAX engine does, in a world of one process with this many devices."""
     from podscale.jax.trainer import build_trainer
 
     as_jax = config.model_copy(update={"train": config.train.model_copy(update={"engine": "jax"})})
@@ -64,7 +64,7 @@ def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare
 
 
 def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s: None) -> TrainResult:
-    """Train as `pytorch.rank` does, in a world of one rank."""
+    """Train as a worker of the PyTorch engine does, in a world of one rank."""
     from podscale.pytorch.trainer import build_trainer
     from podscale.pytorch.world import join_world, leave_world
 

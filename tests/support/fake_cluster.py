@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from tests.support.fake_requests import Handler
-from tests.support.fake_state import State
+from tests.support.fake_state import ClusterState
 
 
-class FakeCluster(State):
+class FakeCluster(ClusterState):
     """Fake API server, started by `running()`. All public attributes may be changed while it runs."""
 
     def __init__(self) -> None:

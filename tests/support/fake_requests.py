@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.fake_state import Answer, Object, Seen, State
+from tests.support.fake_state import Answer, ClusterState, Object, Seen
 
 _PATH = re.compile(
     r"^(?:/api/(v1)|/apis/([^/]+/[^/]+))(?:/namespaces/([^/]+)(?=/))?(?:/([^/]+)(?:/([^/]+)(?:/([^/]+))?)?)?$"
@@ -17,7 +17,7 @@ _PATH = re.compile(
 class Handler(BaseHTTPRequestHandler):
     """Handler of one connection to the state of `cluster`, which a subclass sets."""
 
-    cluster: State
+    cluster: ClusterState
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two writes; the client acknowledges the first after 40 ms
 

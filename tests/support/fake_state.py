@@ -73,7 +73,7 @@ class Log:
     open: bool = True
 
 
-class State:
+class ClusterState:
     """Objects by plural, namespace and name; every change wakes the watches."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ do not have. Threads are enough, because decoding and resizing release the GIL, 
 process behind.
 
 Batches that go to a GPU are in pinned memory, so that the copy needs no other one. It comes from torch's cache, which
-reuses memory that nobody holds any more, once the copies from it are over, so a training soon allocates none.
+reuses memory that is free and whose copies are over, so a training soon allocates none.
 """
 
 from __future__ import annotations

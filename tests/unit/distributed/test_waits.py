@@ -38,13 +38,13 @@ def test_an_error_carries_the_innermost_wait() -> None:
 
 
 def test_an_error_of_a_helper_thread_keeps_its_name_in_the_thread_that_receives_it() -> None:
-    def in_lane() -> None:
+    def in_queue() -> None:
         with waiting_for_bucket(3):
             lose()
 
     def main() -> None:
-        with ThreadPoolExecutor(1) as lane, waiting_for(waits.GRADIENTS):
-            lane.submit(in_lane).result()
+        with ThreadPoolExecutor(1) as queue, waiting_for(waits.GRADIENTS):
+            queue.submit(in_queue).result()
 
     assert name_of(main) == "the average of gradient bucket 3"
 
@@ -81,8 +81,8 @@ def test_a_helper_threads_wait_is_read_while_the_main_thread_has_none() -> None:
         begun.set()
         over.wait(10)
 
-    with ThreadPoolExecutor(1) as lane:
-        lane.submit(wait)
+    with ThreadPoolExecutor(1) as queue:
+        queue.submit(wait)
         begun.wait(10)
         assert current_wait() == waits.GRADIENTS
         with waiting_for(waits.STEP_STATUS):

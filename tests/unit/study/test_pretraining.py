@@ -10,8 +10,8 @@ from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.study import StudyDocument, runner
 from podscale.study.grid import TrialGrid
-from podscale.study.publish import render_markdown, result_blocks
 from podscale.study.records import GetRecord, RecordStore, TrialOutcome, TrialRecord
+from podscale.study.result_files import render_markdown, result_blocks
 from podscale.study.results import study_results
 from podscale.study.runner import RunningTrial, StudyRunner
 from podscale.study.sweep_series import Trial

@@ -13,12 +13,12 @@ import pytest
 
 from podscale.components import steps
 from podscale.evaluation.history import parse_history
-from podscale.study import StudyDocument, publish
+from podscale.study import StudyDocument, result_files
 from podscale.study.blocks import BulletBlock, DotBlock, LineBlock, TableBlock
 from podscale.study.critical_batch import critical_batch
 from podscale.study.grid import TrialGrid
-from podscale.study.publish import measurement_conditions, render_csv, result_blocks, write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
+from podscale.study.result_files import measurement_conditions, render_csv, result_blocks, write_results
 from podscale.study.result_text import comparison_table, range_table, summary_sentences
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
@@ -265,7 +265,7 @@ class TestPublished:
     def test_the_results_of_a_component_refer_to_no_file_beside_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(publish, "_recorded_results", lambda study: (results_of(), tmp_path / "results"))
+        monkeypatch.setattr(result_files, "_recorded_results", lambda study: (results_of(), tmp_path / "results"))
         page, text = (SimpleNamespace(path=str(tmp_path / name)) for name in ("page", "text"))
         steps.findings(StudyDocument.model_validate(STUDY).model_dump_json(), page, text)
         markdown = Path(text.path).read_text()

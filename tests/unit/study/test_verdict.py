@@ -11,8 +11,8 @@ import pytest
 
 from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
-from podscale.study.publish import write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
+from podscale.study.result_files import write_results
 from podscale.study.result_text import comparison_table, summary_sentences
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import paired_difference
