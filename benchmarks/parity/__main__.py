@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--source", help="archive of the photographs")
     parser.add_argument("--work", type=Path, help="folder of shards and results")
     parser.add_size("--seeds", full=5, small=2, type=int)
-    parser.add_size("--updates", full=50, small=2, type=int, help="steps of a training")
+    parser.add_size("--steps", full=50, small=2, type=int, help="steps of a training")
     names = [case.name for case in CASES]
     parser.add_size("--cases", full=names, small=["lars-1-sharded"], nargs="+", choices=names, help="rows of the table")
     options = parser.read()
@@ -90,7 +90,7 @@ def main() -> None:
     if options.work is None and not options.small:
         parser.error("--work: missing. Give a folder for shards and results; a stopped command resumes from it.")
     command = f"OMP_NUM_THREADS=1 python -m benchmarks.parity {task.name} --seeds {options.seeds}"
-    command += f" --updates {options.updates} --work FOLDER"
+    command += f" --steps {options.steps} --work FOLDER"
     if task.source is None:
         command += f" --source {Path(source).name}"
     if options.cases != names:
@@ -99,8 +99,8 @@ def main() -> None:
     cases = [case for case in CASES if case.name in options.cases]
     with tempfile.TemporaryDirectory() as scratch:
         work = (options.work or Path(scratch)).resolve()
-        store = ResultStore(work, task.name, options.updates, "small" if options.small else code_version())
-        train_missing(task, cases, options.seeds, options.updates, work, source, store)
+        store = ResultStore(work, task.name, options.steps, "small" if options.small else code_version())
+        train_missing(task, cases, options.seeds, options.steps, work, source, store)
         results = {
             case: {engine: [store.get(case, engine, seed) for seed in range(options.seeds)] for engine in ENGINES}
             for case in cases

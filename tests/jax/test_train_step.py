@@ -23,7 +23,7 @@ from tests.support.refusals import refused
 from tests.support.xla import list_groups
 
 pytestmark = pytest.mark.timeout(900)  # compiles whole steps, possibly on a busy machine
-CLASSES, BATCH, UPDATES, SAMPLES = 10, 32, 3, 320
+CLASSES, BATCH, STEPS, SAMPLES = 10, 32, 3, 320
 RESNET = {"name": "resnet18", "width": 4, "stem": "small", "zero_init_last_gamma": False}
 ALEXNET = {"name": "alexnet", "width": 4, "alexnet": {"dropout": 0.0, "pool5_norm": False}}
 SGD = {"name": "sgd", "nesterov": True, "weight_decay": 1e-3}
@@ -44,8 +44,8 @@ def document(model: dict[str, Any], *, side: int = 16, span: int = BATCH, **trai
 
 def batches(side: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (UPDATES, BATCH, side, side, 3), np.uint8)
-    return images, generator.integers(0, CLASSES, (UPDATES, BATCH))
+    images = generator.integers(0, 256, (STEPS, BATCH, side, side, 3), np.uint8)
+    return images, generator.integers(0, CLASSES, (STEPS, BATCH))
 
 
 def begin(step: TrainStep, config: RunConfig) -> DeviceState:
@@ -71,12 +71,12 @@ def trained(config: RunConfig, devices: int) -> Trained:
         begin(step, config),
         step.put_batches(*batches(config.input.image_size)),
         SCHEDULE,
-        StepInputs(UPDATES, statuses),
+        StepInputs(STEPS, statuses),
     )
     compiled = step.run_steps.lower(*arguments).compile()
     state, step_results = compiled(*arguments)
     assert np.asarray(step_results.finite).all()
-    assert int(state.number) == UPDATES
+    assert int(state.number) == STEPS
     assert step_results.status is not None
     for copy in step_results.status.addressable_shards:
         np.testing.assert_array_equal(copy.data, statuses.max(0))
@@ -155,7 +155,7 @@ def test_every_all_reduce_and_sharding_gives_the_same_training() -> None:
 
     images, labels = batches(63)
     state, single = begin(whole.step, flat), []
-    for number in range(UPDATES):
+    for number in range(STEPS):
         one = whole.step.put_batches(images[number : number + 1], labels[number : number + 1])
         before = state
         state, step_results = whole.step.run_steps(state, one, SCHEDULE)
