@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.ensemble.cases import TASKS, Task, build_comparison
 from benchmarks.ensemble.page import picture, section
-from benchmarks.ensemble.results import BEST, ENSEMBLE, LONG, MEAN, RESTARTS, Row, differences, points, rows
+from benchmarks.ensemble.results import BEST, ENSEMBLE, LONG, MEAN, RESTARTS, ScoreRow, differences, points, rows
 from benchmarks.measure import MeanInterval
 from podscale.evaluation.ensemble_scores import Combination, EnsembleScores, ScoreSummary, SingleModel
 from podscale.runs.predictions import COMBINE_METHODS
@@ -44,7 +44,7 @@ def evaluated(member_top1: list[float], ensemble_top1: float) -> EnsembleScores:
     )
 
 
-def seed(long: float, members: list[float], ensemble: float) -> dict[str, Row]:
+def seed(long: float, members: list[float], ensemble: float) -> dict[str, ScoreRow]:
     singles = evaluated([long, 0.5, 0.5], 0.5)
     return rows(evaluated(members, ensemble), evaluated([0.4, 0.6], 0.55), singles)
 
