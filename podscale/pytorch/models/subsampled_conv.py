@@ -21,7 +21,7 @@ class SubsampledConv(nn.Conv2d):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not x.is_cpu:
-            return super()._conv_forward(x, weight, bias)
+            return super()._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
         rows, columns = self.stride
         return F.conv2d(x[..., ::rows, ::columns], weight, bias)
 
