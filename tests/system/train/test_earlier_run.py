@@ -17,16 +17,16 @@ of a run that was not stopped. benchmarks/results/earlier-runs.md has the comman
 """
 STOPPED, LAST = 11, 32
 """Steps of the two checkpoints."""
-ROUNDING = 1e-5
-"""Tolerance of a weight. On the CPU that wrote the archive the bits agree; with the kernels of SSE 4.1 weights differ
-by up to 4.8e-7."""
+ROUNDING = 2e-5
+"""Tolerance of a value. On the CPU that wrote the archive the bits agree. With the kernels of SSE 4.1 values differ by
+up to 4.8e-7, and with one thread by up to 3.8e-6."""
 
 
 def test_a_run_of_an_earlier_version_resumes_to_its_own_weights(tmp_path: Path) -> None:
     with zipfile.ZipFile(ARCHIVE) as archive:
         archive.extractall(tmp_path)
     run = tmp_path / "ws" / "runs" / "digits-tiny"
-    done = podscale(tmp_path, "train", "run.yaml", *set_options("run.workspace=ws"))
+    done = podscale(tmp_path, "train", "run.yaml", *set_options("run.workspace=ws", "launch.threads=2"))
     assert done.code == 0, done.last
     records = list(read_records(run / "metrics.jsonl"))
     assert [line["step"] for line in records if line.get("event") == "resumed"] == [STOPPED]
