@@ -23,6 +23,21 @@ def with_keywords(num_classes: int, channels: int, **options: int) -> nn.Module:
     return depthwise(num_classes, channels * options.get("times", 1))
 
 
+def strided_pointwise(num_classes: int) -> nn.Module:
+    """Return a network whose 1x1 convolutions have few input channels and a stride."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 6, 1, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 1, stride=(2, 1), bias=False),
+        nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, num_classes),
+    )
+
+
 class FixedBatch(nn.Module):
     """Network whose batch is a constant, so that it cannot be exported."""
 

@@ -117,11 +117,7 @@ class BlockBuilder:
 
     def build_conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """Build a convolution with same padding and without bias (batch norm has one)."""
-        kind: type[nn.Conv2d] = nn.Conv2d
-        if self.spec.uses_blur(inputs, stride):
-            kind = BlurredConv
-        elif kernel == 1 and stride > 1 and inputs < ONEDNN_SAFE_CHANNELS:
-            kind = SubsampledConv
+        kind = BlurredConv if self.spec.uses_blur(inputs, stride) else nn.Conv2d
         return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
     def build_shortcut(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> nn.Module:
@@ -271,25 +267,6 @@ def blur(x: Tensor) -> Tensor:
     line[1].fill_(0.5)
     kernel = torch.outer(line, line).expand(x.shape[1], 1, 3, 3)
     return F.conv2d(x, kernel, padding=1, groups=x.shape[1])
-
-
-ONEDNN_SAFE_CHANNELS = 8
-"""Minimum input channels of oneDNN's AVX2 kernel for strided 1x1 convolutions (see `SubsampledConv`)."""
-
-
-class SubsampledConv(nn.Conv2d):
-    """Strided 1x1 convolution that, on a CPU, drops the unused pixels first. Same parameters, same result.
-
-    oneDNN's AVX2 kernel for the weight gradient of this convolution writes past its buffer if there are fewer than 8
-    input channels in channels_last order and the stride divides the image (oneDNN 3.13.3 in torch 2.15, also in 2.11).
-    The heap is corrupt then: the process aborts or hangs in the kernel. Kernels of stride 1 are not affected.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cpu:
-            return super().forward(x)
-        rows, columns = self.stride
-        return F.conv2d(x[:, :, ::rows, ::columns], self.weight, self.bias)
 
 
 class PaddedShortcut(nn.Module):

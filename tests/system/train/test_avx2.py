@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT, MakeShardSet
 
 TRAINING = """
@@ -13,13 +15,16 @@ import sys
 from pathlib import Path
 from tests.support.engines import small, train_in_torch
 
-print("trained", train_in_torch(small(Path(sys.argv[1])), Path(sys.argv[2])).steps)
+workspace, shards, model = sys.argv[1:]
+config = small(Path(workspace), **({"model": {"name": model}} if model else {}))
+print("trained", train_in_torch(config, Path(shards)).steps)
 """
-FAULTY = re.compile(r",backward_weights,.*[,_]ic[1-7]oc\d+_ih\d+oh\d+kh1sh[2-9]")
+FAULTY = re.compile(r",backward_weights,.*[,_]ic[1-7]oc\d+_ih\d+oh\d+kh1(?:sh[2-9]|sh1dh0ph\d+_iw\d+ow\d+kw1sw[2-9])")
 """Line of oneDNN's log: weight gradient of a strided 1x1 convolution of fewer than 8 channels."""
 
 
-def test_a_tiny_network_trains_with_the_kernels_of_avx2(make_shard_set: MakeShardSet) -> None:
+@pytest.mark.parametrize("model", ["", "python:tests.support.user_models:strided_pointwise"])
+def test_a_tiny_network_trains_with_the_kernels_of_avx2(model: str, make_shard_set: MakeShardSet) -> None:
     """Runs in its own process, because the fault corrupts the heap: the process aborts or hangs in the kernel.
 
     The test also reads oneDNN's log, because some processes survive the fault.
@@ -27,7 +32,7 @@ def test_a_tiny_network_trains_with_the_kernels_of_avx2(make_shard_set: MakeShar
     shards = make_shard_set()
     variables = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ONEDNN_VERBOSE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", TRAINING, str(shards.parent), str(shards)],
+        [sys.executable, "-c", TRAINING, str(shards.parent), str(shards), model],
         cwd=ROOT,
         env=os.environ | variables,
         capture_output=True,

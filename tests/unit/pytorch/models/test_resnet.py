@@ -1,19 +1,16 @@
 """Residual networks equal torchvision's: the same weights give the same outputs, in both directions."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
 from podscale.config import ModelSection, loads
-from podscale.pytorch.models import Stem, build_model
-from podscale.pytorch.models.resnet import BasicBlock, BlurredConv, Bottleneck, DropPath, SubsampledConv, blur
+from podscale.pytorch.models import build_model
+from podscale.pytorch.models.resnet import BasicBlock, BlurredConv, Bottleneck, DropPath, blur
 from podscale.pytorch.train_step import DropoutRng
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
@@ -232,62 +229,3 @@ def test_equal_seeds_give_equal_networks() -> None:
         networks.append(build_model(ModelSection(name="resnet18", width=8), 10).conv1.weight)
     assert torch.equal(networks[0], networks[1])
     assert not torch.equal(networks[0], networks[2])
-
-
-class Strides(TorchDispatchMode):
-    """Recorder of the stride of each convolution that torch runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[list[int]] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
-    ) -> Any:
-        if function is torch.ops.aten.convolution.default:
-            self.found.append(list(arguments[3]))
-        return function(*arguments, **(options or {}))
-
-
-def convolutions(width: int) -> dict[str, nn.Module]:
-    network = build_model(ModelSection(name="resnet18", stem="small", width=width), 5)
-    return {name: module for name, module in network.named_modules() if isinstance(module, nn.Conv2d)}
-
-
-def test_only_strided_1x1_convolutions_of_few_channels_subsample() -> None:
-    """With 8 or more channels the modules are torch's own."""
-    found = {name for name, module in convolutions(4).items() if isinstance(module, SubsampledConv)}
-    assert found == {"layer2.0.downsample.0"}
-    assert {type(module) for module in convolutions(8).values()} == {Stem, nn.Conv2d}
-
-
-@pytest.mark.parametrize(("device", "stride"), [("cpu", 1), ("meta", 2)])
-def test_only_a_cpu_subsamples(device: str, stride: int) -> None:
-    """The meta device stands for a GPU."""
-    with Strides() as strides:
-        output = SubsampledConv(4, 8, 1, 2, bias=False, device=device)(torch.empty(2, 4, 16, 16, device=device))
-    assert output.shape == (2, 8, 8, 8)
-    assert strides.found == [[stride, stride]]
-
-
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize("stride", [2, 3, (2, 1)])
-@pytest.mark.parametrize("channels", [1, 3, 7])
-def test_subsampling_has_the_outputs_and_gradients_of_the_strided_convolution(
-    channels: int, stride: int | tuple[int, int], layout: torch.memory_format
-) -> None:
-    """fp32 results are near fp64 sums over channels, also if the stride does not divide the image."""
-    torch.manual_seed(0)
-    conv = SubsampledConv(channels, 6, 1, stride, bias=False).to(memory_format=layout)
-    images = torch.randn(4, channels, 12, 7).to(memory_format=layout).requires_grad_()
-    output = conv(images)
-    gradient = torch.randn_like(output)
-    output.backward(gradient)
-
-    rows, columns = conv.stride
-    exact = [value.detach().double().requires_grad_() for value in (images, conv.weight)]
-    want = torch.einsum("nchw,oc->nohw", exact[0][:, :, ::rows, ::columns], exact[1][:, :, 0, 0])
-    want.backward(gradient.double())
-    torch.testing.assert_close(output.double(), want, rtol=1e-5, atol=1e-5)
-    for value, oracle in zip((images, conv.weight), exact, strict=True):
-        torch.testing.assert_close(value.grad.double(), oracle.grad, rtol=1e-5, atol=1e-5)
