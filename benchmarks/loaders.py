@@ -2,9 +2,10 @@
 
     python -m benchmarks.loaders imagenette224.tar
 
-Runs `podscale run imagenette` for a few epochs with the loader `reference`, which decodes whole images with Pillow, and
-with `native`, with its decode index and without. The shards are packed before and are not counted. Takes about five
-minutes on two idle cores. The small form trains a narrow model on generated images.
+Runs `podscale run imagenette` for a few epochs with the loader `reference`, which decodes down to the crop with
+simplejpeg and resizes with Pillow, and with `native`, with its decode index and without. The shards are packed before
+and are not counted. Takes about five minutes on two idle cores. The small form trains a narrow model on generated
+images.
 """
 
 import resource

@@ -1,8 +1,8 @@
-"""Summary of a shard set (counts, classes, sizes, decode indexes, rejects) and contact sheets of its images."""
+"""Summary of a shard set (counts, sizes, native decoding, decode indexes, rejects) and contact sheets of its images."""
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from podscale.data.decode_index import REMEDY, DecodeIndex
 from podscale.data.index import JPEG, ImageFlag
 from podscale.data.manifest import Shard
 from podscale.data.manifest import verify_shard_set as verify_files
+from podscale.data.native_support import NativeSupport
 from podscale.data.shard_set import ShardSet, Split
 from podscale.data.sharding.decode_indexes import DecodeIndexVerification, verify_decode_indexes
 from podscale.data.sharding.merge_records import DUPLICATES_FILE, REJECTS_FILE
@@ -73,6 +74,7 @@ class SplitStatistics:
     width: dict[str, int]
     height: dict[str, int]
     decode_index: DecodeIndexStatistics
+    native: NativeSupport
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def _split_statistics(shard_set: ShardSet, name: str) -> SplitStatistics:
     split, summary = shard_set.split(name), shard_set.manifest.splits[name]
     formats, flags = split.column("format"), split.column("flags")
     jpeg = int((formats == JPEG).sum())
+    indexes, unusable = _decode_indexes(split, summary.shards)
     counted = {str(flag.name).lower(): int(((flags & flag) != 0).sum()) for flag in ImageFlag}
     return SplitStatistics(
         images=summary.count,
@@ -139,13 +142,14 @@ def _split_statistics(shard_set: ShardSet, name: str) -> SplitStatistics:
         image_bytes=_quantiles(split, "size"),
         width=_quantiles(split, "width"),
         height=_quantiles(split, "height"),
-        decode_index=_decode_index_statistics(split, summary.shards),
+        decode_index=_decode_index_statistics(split, summary.shards, indexes, unusable),
+        native=NativeSupport.count(split, indexes),
     )
 
 
-def _decode_index_statistics(split: Split, shards: tuple[Shard, ...]) -> DecodeIndexStatistics:
-    """Return the statistics of a split with these shards."""
-    found, unusable, images = [], 0, 0
+def _decode_indexes(split: Split, shards: tuple[Shard, ...]) -> tuple[dict[int, DecodeIndex], int]:
+    """Return the usable decode indexes by the number of their shard, and the number of unusable ones."""
+    found, unusable = {}, 0
     for number, shard in enumerate(shards):
         try:
             index = DecodeIndex.read(split.directory / shard.name, shard.sha256, shard.count)
@@ -153,11 +157,21 @@ def _decode_index_statistics(split: Split, shards: tuple[Shard, ...]) -> DecodeI
             unusable += 1
             continue
         if index is not None:
-            found.append(index)
-            images += int(np.count_nonzero(index.lengths[split.numbers_in_shard(split.rows_of_shard(number))]))
-    size, of = sum(index.size for index in found), sum(shard.bytes for shard in shards)
-    intervals = sorted({index.interval for index in found})
-    return DecodeIndexStatistics(len(found), unusable, images, intervals, size, size / of if of else 0.0)
+            found[number] = index
+    return found, unusable
+
+
+def _decode_index_statistics(
+    split: Split, shards: tuple[Shard, ...], indexes: Mapping[int, DecodeIndex], unusable: int
+) -> DecodeIndexStatistics:
+    """Return the statistics of a split with these shards and indexes."""
+    images = sum(
+        int(np.count_nonzero(index.lengths[split.numbers_in_shard(split.rows_of_shard(number))]))
+        for number, index in indexes.items()
+    )
+    size, of = sum(index.size for index in indexes.values()), sum(shard.bytes for shard in shards)
+    intervals = sorted({index.interval for index in indexes.values()})
+    return DecodeIndexStatistics(len(indexes), unusable, images, intervals, size, size / of if of else 0.0)
 
 
 def _quantiles(split: Split, column: str) -> dict[str, int]:
@@ -185,6 +199,7 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
         kinds = {**{kind: n for kind, n in split.formats.items() if n}, **split.flags}
         yield "  of them      " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
         yield "  decode index " + split.decode_index.to_text(split.shards, split.images)
+        yield from _native_lines(split)
         yield from _histogram(split.classes)
     yield ""
     yield f"rejects: {_format_counts(summary.rejects)}"
@@ -199,6 +214,15 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
         yield from (f"  {entry}" for entry in summary.damage)
     if summary.decode_indexes is not None:
         yield from _verification_lines(summary.decode_indexes)
+
+
+def _native_lines(split: SplitStatistics) -> Iterator[str]:
+    """Yield the counts of images that the native extension does not decode, or decodes without an index."""
+    unread = f" ({split.native.unread:,} headers not read)" if split.native.unread else ""
+    for label, counts in (("not native", split.native.refused), ("no entry", split.native.without_index)):
+        if counts or (unread and label == "not native"):
+            total = f"{sum(counts.values()):,} of {format_count(split.images, 'image')}"
+            yield f"  {label:<12} {total}: {_format_counts(counts)}{unread}"
 
 
 def _verification_lines(found: DecodeIndexVerification) -> Iterator[str]:

@@ -37,6 +37,17 @@ def encoded(kind: str, height: int, width: int) -> bytes:
     return encode_image((pixels + noise).clip(0, 255).astype(np.uint8), **{"quality": 90, **SAMPLINGS[kind]})
 
 
+TILE = (509, 503)
+"""Size of the picture that a large image repeats, pixels: no multiple of a block."""
+
+
+def large(kind: str, height: int, width: int) -> bytes:
+    """Return a JPEG of one of SAMPLINGS whose sides have thousands of pixels, without as many random numbers."""
+    tile = smooth_pixels(7, *TILE, *((1,) if kind == "gray" else ()))
+    repeats = (-(-height // TILE[0]), -(-width // TILE[1]), *((1,) if tile.ndim == 3 else ()))
+    return encode_image(np.tile(tile, repeats)[:height, :width], **{"quality": 90, **SAMPLINGS[kind]})
+
+
 def extreme_blocks(generator: np.random.Generator, height: int, width: int, attempt: int) -> bytes:
     """Return black and white noise; every third attempt has a table that multiplies every coefficient."""
     channels = () if attempt % 2 else (3,)

@@ -1,10 +1,10 @@
 """Fuzzing of the native decoder: `python -m tests.support.native_fuzz [--minutes N]`, or `make fuzz`.
 
 Builds native/fuzz with AddressSanitizer and the counters of libFuzzer, which needs cargo but no nightly compiler. Runs
-it from small JPEGs of every kind, or from the corpus of the run before. Then it decodes each file of the corpus with
-Pillow too: the pixels must be the same, or the native decoder must refuse the file. So the differences that are looked
-for are at places that the coverage led to. Writes benchmarks/results/native-fuzz.md: this run, and the sum of the runs
-of these sources on this machine.
+it from small JPEGs of every kind, or from the corpus of the run before. Then it crops each file of the corpus by the
+reference path and by Pillow alone too: the pixels must be the same, or the native decoder must refuse the file. So the
+differences that are looked for are at places that the coverage led to. Writes benchmarks/results/native-fuzz.md: this
+run, and the sum of the runs of these sources on this machine.
 """
 
 import argparse
@@ -53,17 +53,22 @@ def build() -> None:
     subprocess.run(["cargo", "build", "--release", "--target", TARGET], cwd=FOLDER, env=environment, check=True)
 
 
-def write_seeds(folder: Path) -> None:
-    """Write small JPEGs of every kind, and damaged ones, each behind the bytes that choose a crop."""
-    folder.mkdir(parents=True, exist_ok=True)
+def seed_files() -> list[bytes]:
+    """Return small JPEGs of every kind, and damaged ones."""
     generator, files = np.random.default_rng(0), list(special_images().values())
     for kind in SAMPLINGS:
         good = [encoded(kind, *shape) for shape in SHAPES]
         files += good + [bytes(damage(generator, as_record(good[-1]), attempt)) for attempt in range(8)]
     files += [long_codes(generator, *shape) for shape in SHAPES]
-    for number, file in enumerate(files):
-        if len(file) <= MAX_BYTES - CHOICE_BYTES:
-            (folder / f"seed-{number}").write_bytes(generator.bytes(CHOICE_BYTES) + file)
+    return [file for file in files if len(file) <= MAX_BYTES - CHOICE_BYTES]
+
+
+def write_seeds(folder: Path) -> None:
+    """Write the seeds, each behind the bytes that choose a crop."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(1)
+    for number, file in enumerate(seed_files()):
+        (folder / f"seed-{number}").write_bytes(generator.bytes(CHOICE_BYTES) + file)
 
 
 def fuzz(corpus: Path, minutes: float) -> dict[str, int]:
@@ -98,9 +103,9 @@ def add_run(file: Path, digest: str, counts: dict[str, int]) -> dict[str, int]:
 
 
 def compare(corpus: Path) -> Counter[str]:
-    """Decode the files of a corpus with Pillow and natively; return the number of files by outcome.
+    """Crop the files of a corpus natively, by the reference path and by Pillow; return the number of files by outcome.
 
-    Raises AssertionError if the native decoder gives other pixels, or pixels of a file that Pillow refuses.
+    Raises AssertionError if the native decoder gives other pixels, or pixels of a crop that the reference path refuses.
     """
     decoder, counts = CropDecoder(1), Counter[str]()
     for path in sorted(corpus.iterdir()):
@@ -116,11 +121,12 @@ def compare(corpus: Path) -> Counter[str]:
         except AssertionError as error:
             raise AssertionError(f"{path}: {error}") from error
         if equal == len(crops):
-            counts["all crops with the pixels of Pillow"] += 1
+            counts["all crops decoded"] += 1
         elif equal:
-            counts["crops of its intact part with the pixels of Pillow, others refused"] += 1
+            counts["crops of its intact part decoded, others refused"] += 1
         else:
-            counts[f"refused natively, {'decoded' if is_decodable(record) else 'refused too'} by Pillow"] += 1
+            decision = "decoded" if is_decodable(record) else "refused too"
+            counts[f"refused natively, {decision} by the reference path"] += 1
     return counts
 
 
@@ -176,7 +182,8 @@ def describe(at_start: int, counts: dict[str, int], sums: dict[str, int], compar
         f"{counts['edges']:,} edges of the program were reached. The corpus had {at_start:,} files at the start and",
         f"{compared.total():,} at the end.",
         "",
-        "Then each file of the corpus is cropped natively and by Pillow. A difference would stop the comparison.",
+        "Then each file of the corpus is cropped natively, by the reference path and by Pillow alone, unless Pillow",
+        "refuses the file. A difference of a pixel, or a crop that only the native decoder decodes, would stop it.",
         "",
         "| files | |",
         "|---|---:|",

@@ -1,9 +1,9 @@
 """Triton kernels that crop, resize, mirror and pad a batch of decoded images on a GPU, three launches for all of them.
 
-They compute as PIL does up to version 12: weights in fp64, rounded to fixed point with 22 bits; rows first, rounded to
-8 bits, then columns. PIL 13 begins with the columns of rectangles that shrink much more in height than in width, which
-changes some of their pixels by a few grey levels. On a GPU, a fused multiply-add may move a weight by one unit of its
-last bit.
+They compute as PIL does: weights in fp64, rounded to fixed point with 22 bits; one axis, rounded to 8 bits, then the
+other. The first axis is the one that the installed PIL begins with. If that is the vertical one, the table of crops has
+rows and columns swapped, and the kernels read and write with swapped steps. On a GPU, a fused multiply-add may move a
+weight by one unit of its last bit.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import torch
 import triton
 import triton.language as tl
@@ -18,9 +19,15 @@ from torch import Tensor
 
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParamsBatch
+from podscale.data.native import ORDERS, PassOrder
 
-FIELDS = ("source_width", "left", "top", "width", "height", "out_width", "out_height", "out_left", "out_top", "flip")
-"""Columns of the table of crops, int32; the kernels use their numbers."""
+FIELDS = 13
+"""Columns of the table of crops, int32: steps to the next row and column of the image, left, top, width, height,
+out_width, out_height, out_left, out_top, mirrored across, mirrored down, 1 if rows and columns are swapped."""
+PILLOW_ORDER: PassOrder = ORDERS[int(PIL.__version__.partition(".")[0]) < 13]
+"""Order of the passes in the installed PIL."""
+VERY_HIGH = 100
+"""Height over width above which PIL before version 13 resizes vertically first."""
 PRECISION_BITS = 22
 """Bits behind the point of a weight (Pillow, src/libImaging/Resample.c)."""
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
@@ -47,10 +54,10 @@ def _weights_kernel(  # type: ignore[no-untyped-def]
     image, axis = tl.program_id(0), tl.program_id(1)
     o = tl.program_id(2) * block + tl.arange(0, block)
     row = crops + image * fields
-    inputs = tl.load(row + 3 + axis)
-    outputs = tl.load(row + 5 + axis)
-    mirrored = (axis == 0) & (tl.load(row + 9) != 0)
-    output = tl.load(row + 7 + axis) + tl.where(mirrored, size - 1 - o, o)
+    inputs = tl.load(row + 4 + axis)
+    outputs = tl.load(row + 6 + axis)
+    mirrored = tl.load(row + 10 + axis) != 0
+    output = tl.load(row + 8 + axis) + tl.where(mirrored, size - 1 - o, o)
     inside = (output >= 0) & (output < outputs) & (o < size)
     scale = inputs.to(tl.float64) / outputs.to(tl.float64)
     shrink = tl.maximum(scale, 1.0)
@@ -96,21 +103,21 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
     block_rows: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Resize rows of the rectangles: planes of the decoded images -> narrow [rows of all rectangles, size, 3]."""
+    """Resize along the first axis: planes of the decoded images -> narrow [rows of all rectangles, size, 3]."""
     image = tl.program_id(0)
     row = crops + image * fields
-    height = tl.load(row + 4)
+    height = tl.load(row + 5)
     first_row = tl.program_id(1) * block_rows
     if first_row < height:
         r = first_row + tl.arange(0, block_rows)
         o = tl.program_id(2) * block + tl.arange(0, block)
-        source_width, left, top = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-        width = tl.load(row + 3)
+        row_step, column_step = tl.load(row).to(tl.int64), tl.load(row + 1).to(tl.int64)
+        left, top, width = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
         first = tl.load(firsts + image * 2 * size + o, mask=o < size, other=0)
         own_weights = weights + (image * 2 * taps).to(tl.int64) * size + o
         source = tl.load(addresses + image).to(tl.pointer_type(tl.uint8))
         plane = tl.load(plane_sizes + image)
-        line = (top + r).to(tl.int64)[:, None] * source_width + left
+        line = (top + r).to(tl.int64)[:, None] * row_step + left * column_step
         target = narrow + ((tl.load(begins + image) + r)[:, None] * size + o[None, :]) * 3
         for channel in tl.static_range(3):
             total = tl.full([block_rows, block], 2097152, tl.int32)  # a half
@@ -118,7 +125,8 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
                 column = first + tap
                 mask = (r < height)[:, None] & ((o < size) & (column < width))[None, :]
                 weight = tl.load(own_weights + tap * size, mask=o < size, other=0)
-                pixel = tl.load(source + channel * plane + line + column[None, :], mask=mask, other=0)
+                place = channel * plane + line + column[None, :] * column_step
+                pixel = tl.load(source + place, mask=mask, other=0)
                 total += weight[None, :] * pixel.to(tl.int32)
             tl.store(target + channel, _to_byte(total), mask=(r < height)[:, None] & (o < size)[None, :])
 
@@ -137,11 +145,12 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     block_rows: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Resize columns: narrow [rows of all rectangles, size, 3] -> images [n, size, size, 3]."""
+    """Resize along the second axis: narrow [rows of all rectangles, size, 3] -> images [n, size, size, 3]."""
     image = tl.program_id(0)
     o = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     v = tl.program_id(2) * block + tl.arange(0, block)
-    height = tl.load(crops + image * fields + 4)
+    height = tl.load(crops + image * fields + 5)
+    swapped = tl.load(crops + image * fields + 12) != 0
     first = tl.load(firsts + (image * 2 + 1) * size + o, mask=o < size, other=0)
     own_weights = weights + ((image * 2 + 1) * taps).to(tl.int64) * size + o
     begin = tl.load(begins + image)
@@ -152,23 +161,30 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
         weight = tl.load(own_weights + tap * size, mask=o < size, other=0)
         pixel = tl.load(narrow + (begin + r)[:, None] * (3 * size) + v[None, :], mask=mask, other=0)
         total += weight[:, None] * pixel.to(tl.int32)
-    target = images + ((image * size + o).to(tl.int64)[:, None] * (3 * size) + v[None, :])
+    row_step, pixel_step = tl.where(swapped, 3, 3 * size), tl.where(swapped, 3 * size, 3)
+    place = o[:, None] * row_step + (v // 3 * pixel_step + v % 3)[None, :]
+    target = images + image.to(tl.int64) * (3 * size * size) + place
     tl.store(target, _to_byte(total), mask=(o < size)[:, None] & (v < 3 * size)[None, :])
 
 
-def crop_batch(pixels: Sequence[Tensor], crops: CropParamsBatch, interpolation: Interpolation, images: Tensor) -> None:
+def crop_batch(
+    pixels: Sequence[Tensor],
+    crops: CropParamsBatch,
+    interpolation: Interpolation,
+    images: Tensor,
+    order: PassOrder = PILLOW_ORDER,
+) -> None:
     """Write the crops of decoded images to `images`.
 
     Args:
         pixels: uint8 [3, height, width] of each image, contiguous.
         crops: at least as many crops, inside the images.
         images: uint8 [n, size, size, 3], contiguous, on the device of `pixels`.
+        order: order of the passes; default: the installed PIL's.
     """
     device, count, size = images.device, len(pixels), images.shape[1]
-    widths = np.array([image.shape[2] for image in pixels])
-    columns = [widths, *(getattr(crops, name)[:count] for name in FIELDS[1:])]
-    table = _upload(np.stack(columns, axis=1).astype(np.int32), device)
-    heights = crops.height[:count]
+    described = describe_crops(crops, np.array([image.shape[2] for image in pixels]), order)
+    table, heights = _upload(described, device), described[:, 5].astype(np.int64)
     begins = _upload(np.cumsum(heights) - heights, device)
     addresses = _upload(np.array([image.data_ptr() for image in pixels]), device)
     planes = _upload(np.array([image.shape[1] * image.shape[2] for image in pixels]), device)
@@ -176,17 +192,34 @@ def crop_batch(pixels: Sequence[Tensor], crops: CropParamsBatch, interpolation: 
     firsts = torch.empty(count, 2, size, dtype=torch.int32, device=device)
     weights = torch.empty(count, 2, taps, size, dtype=torch.int32, device=device)
     narrow = torch.empty(int(heights.sum()), size, 3, dtype=torch.uint8, device=device)
-    blocks, fields = triton.cdiv(size, BLOCK_OUTPUTS), len(FIELDS)
+    blocks = triton.cdiv(size, BLOCK_OUTPUTS)
     _weights_kernel[(count, 2, blocks)](
-        *(table, firsts, weights, size, taps, fields, interpolation == "bicubic", BLOCK_OUTPUTS), num_warps=4
+        *(table, firsts, weights, size, taps, FIELDS, interpolation == "bicubic", BLOCK_OUTPUTS), num_warps=4
     )
     _rows_kernel[(count, triton.cdiv(int(heights.max()), BLOCK_ROWS), blocks)](
-        *(addresses, planes, table, begins, firsts, weights, narrow, size, taps, fields, BLOCK_ROWS, BLOCK_OUTPUTS),
+        *(addresses, planes, table, begins, firsts, weights, narrow, size, taps, FIELDS, BLOCK_ROWS, BLOCK_OUTPUTS),
         num_warps=4,
     )
     _columns_kernel[(count, triton.cdiv(size, BLOCK_ROWS), triton.cdiv(3 * size, BLOCK_OUTPUTS))](
-        *(table, begins, firsts, weights, narrow, images, size, taps, fields, BLOCK_ROWS, BLOCK_OUTPUTS), num_warps=4
+        *(table, begins, firsts, weights, narrow, images, size, taps, FIELDS, BLOCK_ROWS, BLOCK_OUTPUTS), num_warps=4
     )
+
+
+def describe_crops(crops: CropParamsBatch, widths: npt.NDArray[np.int64], order: PassOrder) -> npt.NDArray[np.int32]:
+    """Return the table of crops, int32 [n, FIELDS], of images with these `widths`, pixels [n]."""
+    count = len(widths)
+    names = ("left", "top", "width", "height", "out_width", "out_height", "out_left", "out_top")
+    plain, flip = [getattr(crops, name)[:count] for name in names], crops.flip[:count].astype(np.int64)
+    left, top, width, height, out_width, out_height, out_left, out_top = plain
+    lost_columns, lost_rows = width - out_width, height - out_height
+    saves = lost_rows > 2 * lost_columns if order == "fewest values first" else height > VERY_HIGH * width
+    swapped = (lost_columns != 0) & (lost_rows > 0) & saves
+    one, zero = np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    rows_first = [widths, one, *plain, flip, zero, zero]
+    swapped_pairs = [top, left, height, width, out_height, out_width, out_top, out_left]
+    columns_first = [one, widths, *swapped_pairs, zero, flip, one]
+    table = np.where(swapped, np.stack(columns_first), np.stack(rows_first)).T
+    return np.ascontiguousarray(table, dtype=np.int32)
 
 
 def largest_taps(crops: CropParamsBatch, count: int, interpolation: Interpolation) -> int:

@@ -1,4 +1,7 @@
-"""Comparison of the fuzzer's corpus with Pillow (tests/support/native_fuzz.py); `make fuzz` runs the fuzzer."""
+"""Comparison of the fuzzer's corpus with the reference path and Pillow (tests/support/native_fuzz.py).
+
+`make fuzz` runs the fuzzer.
+"""
 
 import subprocess
 from pathlib import Path
@@ -21,8 +24,8 @@ def seeds(tmp_path: Path) -> Path:
 def test_the_seeds_are_alike_or_refused(seeds: Path) -> None:
     counts = native_fuzz.compare(seeds)
     assert counts.total() == len(list(seeds.iterdir()))
-    assert counts["all crops with the pixels of Pillow"] > 40
-    assert counts["refused natively, refused too by Pillow"] > 0
+    assert counts["all crops decoded"] > 40
+    assert counts["refused natively, refused too by the reference path"] > 0
 
 
 def test_other_pixels_name_the_file(seeds: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,23 @@ from podscale.data.loaders.decoded_cache import DecodedCache
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError
-from tests.support.loading import by_key, document, evaluate, loaders, open_loader, pil_pixels, train
+from tests.support.jpeg_crops import as_record
+from tests.support.loading import (
+    add_indexes,
+    assert_same_batches,
+    by_key,
+    document,
+    evaluate,
+    loaders,
+    needs_native,
+    open_loader,
+    pil_pixels,
+    train,
+)
+from tests.support.native_fuzz import declared_shape, seed_files
 from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
+from tests.support.unusual_jpegs import refused_images, usual_variants
 
 
 def with_bad_records(bad: tuple[int, ...], count: int = 48) -> dict[str, list[Any]]:
@@ -102,6 +116,26 @@ def test_a_shard_without_a_good_record_is_an_error_not_a_loop(loader, make_shard
     with refused("--inspect", kind=PodscaleError) as refusal:
         train(document(loader, batch=4), directory, 0, 2)
     assert refusal.error.field in ShardSet.open(directory).split("train").shard_names
+
+
+@needs_native
+@pytest.mark.parametrize("indexed", [False, True], ids=["", "with decode indexes"])
+def test_every_damaged_seed_has_the_decision_of_the_reference_path(indexed, make_shard_set) -> None:
+    """Damaged files, two images in one file, tables of zeros: both loaders have the same bad records and pixels."""
+    files = [*seed_files(), *(data for data, _ in refused_images().values()), *usual_variants().values()]
+    shapes = [declared_shape(as_record(file)) or (50, 60) for file in files]
+    samples = [Sample(file, 0, shape) for file, shape in zip(files, shapes, strict=True)]
+    directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
+    assert not indexed or add_indexes(directory) > 50
+    found = {}
+    for loader in ("reference", "native"):
+        config = document(loader, input={"max_bad_rate": 1.0})
+        with open_loader(config, ShardSet.open(directory).split("train")) as reader:
+            found[loader] = [*reader.batches(0, 2 * len(files) // 8), *evaluate(config, directory)]
+            found[loader, "bad"] = reader.bad_records
+    assert_same_batches(found["reference"], found["native"])
+    assert found["reference", "bad"] == found["native", "bad"]
+    assert 20 < found["native", "bad"] < len(files), "some seeds are good, and some are bad"
 
 
 def test_an_image_of_another_size_than_the_index_says_is_bad(make_shard_set) -> None:

@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.mark.slow
 def test_crops_have_the_pixels_of_pil_to_the_bit() -> None:
-    """Larger, smaller, one axis, a square of the centre, padded; mirrored or not; both filters."""
+    """Larger, smaller, one axis, a square of the centre, padded, high; mirrored or not; both filters and orders."""
     skip_without_interpreter()
     command = [sys.executable, "-m", "tests.support.crop_kernel_oracle"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     differences = json.loads(done.stdout.splitlines()[-1])
-    assert len(differences) == 20
+    assert len(differences) == 28
     assert set(differences.values()) == {0}, differences
 
 
@@ -54,7 +54,7 @@ def test_kernels_compile_for_a_gpu(kernel: str, constants: dict[str, Any], tmp_p
     from podscale.data.loaders import crop_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    constants = {"fields": len(crop_kernels.FIELDS), **constants}
+    constants = {"fields": crop_kernels.FIELDS, **constants}
     found = compile_kernel(getattr(crop_kernels, kernel), TYPES, constants, 90, tmp_path, warps=4)
     assert found.shared <= SHARED_MEMORY_BYTES[90]
     assert found.registers <= REGISTERS // 128
@@ -105,3 +105,29 @@ def test_the_table_of_weights_is_as_wide_as_the_largest_shrinkage() -> None:
     assert largest_taps(batch, 1, "bicubic") == 41
     assert largest_taps(batch, 2, "bilinear") == 181
     assert torch.iinfo(torch.int32).max > 2**22 * 255  # a sum of weights and pixels fits
+
+
+@pytest.mark.parametrize(
+    ("order", "high", "very_high"), [("fewest values first", True, True), ("rows first", False, True)]
+)
+def test_high_crops_are_resized_vertically_first_as_pil_does(order: Any, high: bool, very_high: bool) -> None:
+    """Swapped rows and columns: steps, sides, corners, and the axis that is mirrored."""
+    pytest.importorskip("triton")
+    import numpy as np
+
+    from podscale.data.crop import CropParams, CropParamsBatch
+    from podscale.data.loaders.crop_kernels import FIELDS, describe_crops
+
+    crops = {
+        CropParams(5, 1, 13, 34, 12, 11, -2, 3, True): high,
+        CropParams(5, 1, 2, 202, 12, 11, -2, 3, True): very_high,
+        CropParams(5, 1, 12, 34, 12, 11, -2, 3, True): False,  # one axis
+        CropParams(5, 1, 34, 34, 12, 12, -2, 3, True): False,  # both shrink alike
+        CropParams(5, 1, 2, 202, 12, 303, -2, 3, True): False,  # the height grows
+    }
+    batch = CropParamsBatch(*(np.array(column) for column in zip(*crops, strict=True)))
+    table = describe_crops(batch, np.full(len(crops), 44), order)
+    assert table.shape == (len(crops), FIELDS)
+    assert table[:, -1].tolist() == [int(swapped) for swapped in crops.values()]
+    assert table[2].tolist() == [44, 1, 5, 1, 12, 34, 12, 11, -2, 3, 1, 0, 0]
+    assert table[1].tolist() == [1, 44, 1, 5, 202, 2, 11, 12, 3, -2, 0, 1, 1]

@@ -107,11 +107,12 @@ interpolations = pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"
 
 
 @interpolations
-def test_evaluation_pixels_are_torchvisions(interpolation, make_shard_set) -> None:
+@pytest.mark.parametrize("loader", ["reference", NATIVE])
+def test_evaluation_pixels_are_torchvisions(loader, interpolation, make_shard_set) -> None:
     """An oracle written with torchvision's own transforms on PIL images."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     directory = make_shard_set()
-    config = document(size=40, input={"interpolation": interpolation})
+    config = document(loader, size=40, input={"interpolation": interpolation})
     split = ShardSet.open(directory).split("validation")
     pixels = by_key(evaluate(config, directory))
     for row in range(len(split)):
@@ -122,11 +123,12 @@ def test_evaluation_pixels_are_torchvisions(interpolation, make_shard_set) -> No
 
 
 @interpolations
-def test_training_pixels_are_torchvisions(interpolation, make_shard_set) -> None:
+@pytest.mark.parametrize("loader", ["reference", NATIVE])
+def test_training_pixels_are_torchvisions(loader, interpolation, make_shard_set) -> None:
     """An oracle written with torchvision's own transforms on PIL images."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     directory = make_shard_set()
-    config = document(size=40, input={"interpolation": interpolation})
+    config = document(loader, size=40, input={"interpolation": interpolation})
     mode = functional.InterpolationMode(interpolation)
     split = ShardSet.open(directory).split("train")
     order = build_sampler(config, split)
