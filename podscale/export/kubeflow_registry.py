@@ -48,11 +48,26 @@ class _Registration:
         return f"Version {self.version} of {self.name} has {self.registered} of {format_count(self.files, 'file')}"
 
 
+class RegistrationError(PodscaleError):
+    """Registration that the registry refused or did not answer; its cause is the RegistryError.
+
+    Args:
+        version: name of the version that the registry has; "" if it has none.
+        registered: number of its registered files; None if unknown.
+    """
+
+    def __init__(self, error: RegistryError, progress: _Registration) -> None:
+        rest = "The files are written. Run the same command again to register them."
+        hint = ". ".join(filter(None, (error.hint.removesuffix("."), progress.state, rest)))
+        super().__init__(f"Kubeflow Model Registry {error.problem}", field=error.field, got=error.got, hint=hint)
+        self.version, self.registered = progress.version, progress.registered
+
+
 def register_in_kubeflow(config: RunConfig, exports: Sequence[Export]) -> str:
     """Register the files as a version of the document's registered model, and return a line for the user.
 
-    The same export has the same version, whose missing files are added. Raises PodscaleError if the registry refuses
-    or does not answer, with the state of the version.
+    The same export has the same version, whose missing files are added. Raises RegistrationError if the registry
+    refuses or does not answer.
     """
     section = config.export.kubeflow
     assert section.address is not None
@@ -62,10 +77,7 @@ def register_in_kubeflow(config: RunConfig, exports: Sequence[Export]) -> str:
     try:
         _register(client, config, exports, progress)
     except RegistryError as error:
-        rest = "The files are written. Run the same command again to register them."
-        hint = ". ".join(filter(None, (error.hint.removesuffix("."), progress.state, rest)))
-        problem = f"Kubeflow Model Registry {error.problem}"
-        raise PodscaleError(problem, field=error.field, got=error.got, hint=hint) from error
+        raise RegistrationError(error, progress) from error
     what = f"version {progress.version} of {section.model}"
     if not progress.made:
         return f"Kubeflow Model Registry: {what} has these files"

@@ -35,7 +35,15 @@ JsonObject = dict[str, Any]
 
 
 class RegistryError(PodscaleError):
-    """The registry refuses a request, or is not one."""
+    """The registry refuses a request, or is not one.
+
+    Args:
+        status: HTTP status of its answer; None without an answer, or with another one than an error.
+    """
+
+    def __init__(self, problem: str, *, field: str, got: str, hint: str = "", status: int | None = None) -> None:
+        super().__init__(problem, field=field, got=got, hint=hint)
+        self.status = status
 
 
 class RegistryUnreachable(RegistryError):
@@ -84,7 +92,7 @@ class ModelRegistryClient:
     def _existing(self, answer: JsonObject | None, path: str) -> JsonObject:
         if answer is None:
             hint = "Check the address: that of the REST API, not of a user interface."
-            raise RegistryError(f"HTTP 404 for {path}", field=self.field, got=self.address, hint=hint)
+            raise RegistryError(f"HTTP 404 for {path}", field=self.field, got=self.address, hint=hint, status=404)
         return answer
 
     def _request(
@@ -143,7 +151,8 @@ class ModelRegistryClient:
             kind = RegistryUnreachable
         else:
             problem = f"refuses the request (HTTP {error.code})"
-        return kind(f"{problem}: {message}" if message else problem, field=self.field, got=self.address, hint=hint)
+        text = f"{problem}: {message}" if message else problem
+        return kind(text, field=self.field, got=self.address, hint=hint, status=error.code)
 
     def _unreachable(self, reason: Any) -> RegistryError:
         if isinstance(reason, ssl.SSLCertVerificationError):

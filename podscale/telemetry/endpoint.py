@@ -9,15 +9,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.errors import InputError
+from podscale.errors import InputError, PodscaleError
 from podscale.util.files import write_atomically
 
 LOOPBACK_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Wildcard addresses of a server and the loopback addresses that reach it."""
 
 
-class EndpointError(Exception):
-    """The endpoint refused the reader, the TLS handshake failed, or a credential file is not readable."""
+class EndpointError(PodscaleError):
+    """The endpoint refused the reader, the TLS handshake failed, or a credential file is not readable.
+
+    Its `field` is the URL or the file, and its `got` the HTTP status if there is one.
+    """
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class Endpoint:
     def fetch_metrics(self, seconds: float, client: ClientCertFiles | None = None) -> str:
         """Return the metrics as text. Raises EndpointError if refused, OSError if nothing answers."""
         if self.requires_client_certificate and client is None:
-            raise EndpointError(f"{self.url} requires a client certificate: give --client-certificate and --client-key")
+            hint = "Give --client-certificate and --client-key."
+            raise EndpointError("requires a client certificate", field=self.url, hint=hint)
         request = urllib.request.Request(self.url)
         if self.token_file is not None:
             request.add_header("Authorization", f"Bearer {self._token()}")
@@ -110,11 +114,11 @@ class Endpoint:
                 return text
         except urllib.error.HTTPError as error:
             with error:
-                raise EndpointError(f"{self.url} answers {error.code} {error.reason}") from error
+                raise EndpointError(f"refused: {error.reason}", field=self.url, got=error.code) from error
         except OSError as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, ssl.SSLError):
-                raise EndpointError(f"{self.url}: {openssl_reason(cause)}") from error
+                raise EndpointError(openssl_reason(cause), field=self.url) from error
             raise
 
     def certificate_name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
@@ -136,7 +140,7 @@ class Endpoint:
             ):
                 certificate = connection.getpeercert() or {}
         except ssl.SSLError as error:
-            raise EndpointError(f"{self.url}: {openssl_reason(error)}") from error
+            raise EndpointError(openssl_reason(error), field=self.url) from error
         names = [str(pair[1]) for pair in certificate.get("subjectAltName", ())]
         if not names or url_parts.hostname in names:
             return None
@@ -169,4 +173,4 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise EndpointError(f"{file}: {error.strerror}") from error
+        raise EndpointError(str(error.strerror), field=str(file)) from error

@@ -152,4 +152,4 @@ def test_a_hanging_nvidia_smi_is_a_missing_driver(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(gpu_session_checks, "SMI_TIMEOUT", 0.2)
     (problem,) = (found for found in gpu_session_checks.find_problems(tmp_path, []) if found.name == "driver")
     assert problem.fatal
-    assert "nvidia-smi does not exit" in problem.problem
+    assert "nvidia-smi" in problem.problem

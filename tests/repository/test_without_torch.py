@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.outcomes import assert_error
+
 PROGRAM = """
 import importlib, sys
 for name in ("torch", "torchvision"):
@@ -52,5 +54,4 @@ def test_packing_needs_no_torch(tmp_path: Path) -> None:
     inspected = subprocess.run(looked, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert inspected.returncode == 0, inspected.stderr
     trained = subprocess.run([*podscale, "train", "digits"], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert trained.returncode == 2
-    assert "the PyTorch engine needs torch, which is not installed" in trained.stderr
+    assert_error(trained.returncode, trained.stderr, "torch", field="train.engine")

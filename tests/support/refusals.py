@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from pydantic import ValidationError
 
+from podscale.config.fields import first_error
 from podscale.errors import ABSENT, InputError, PodscaleError
 
 
@@ -42,6 +44,18 @@ def refused(
         yield refusal
     refusal._error = error = caught.value
     assert type(error) is kind, f"{type(error).__name__}: {error}"
+    _check(error, contains, field, got)
+
+
+@contextmanager
+def invalid(*contains: object, field: object, got: object = ...) -> Iterator[None]:
+    """Expect the ValidationError of a document that code makes in the block; arguments as of `refused`."""
+    with pytest.raises(ValidationError) as caught:
+        yield
+    _check(first_error(caught.value), contains, field, got)
+
+
+def _check(error: PodscaleError, contains: tuple[object, ...], field: object, got: object) -> None:
     if field is not ...:
         assert error.field == str(field), f"field {error.field!r} of: {error}"
     if got is ABSENT:

@@ -199,7 +199,7 @@ def has_crop_kernels(device: str) -> bool:
     try:
         crop_kernels.crop_batch([pixels] * len(crops), batch, "bilinear", found)
     except kernel_errors() as error:
-        log.warning(f"images are cropped one by one: Triton cannot compile the kernels for a batch: {error}")
+        log.warning("images are cropped one by one: Triton cannot compile the kernels for a batch: %s", error)
         return False
     expected = torch.stack([crop_and_resize(pixels, crop, 12, "bilinear") for crop in crops])
     if (found.int() - expected.int()).abs().max() > MOST_DIFFERENCE:

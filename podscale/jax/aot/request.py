@@ -224,7 +224,7 @@ def _compile_in_child(request: CompileRequest, cache: Path, timeout_seconds: flo
         output = folder / "output.txt"
         code = _run_child(folder, output, timeout_seconds, request.xla_environment)
         if not (folder / "result.json").exists():
-            raise PodscaleError(f"compiling for {topology} {_failure_message(code, output, timeout_seconds)}")
+            raise _compiler_error(str(topology), code, output, timeout_seconds)
         analysis: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if "refused" in analysis:
             raise InputError(**analysis["refused"])
@@ -246,17 +246,18 @@ def _run_child(folder: Path, output_file: Path, timeout_seconds: float, flags: d
     return None
 
 
-def _failure_message(code: int | None, output: Path, timeout_seconds: float) -> str:
-    """Return what happened to a child that wrote no result."""
+def _compiler_error(topology: str, code: int | None, output: Path, timeout_seconds: float) -> PodscaleError:
+    """Return the error of a child that wrote no result; its `got` is the signal that killed the child."""
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1][:500] if lines else "nothing was printed"
     if code is None:
-        return f"took longer than {timeout_seconds:.0f} s; give it more time with --time-limit"
+        hint = "Give it more time with --time-limit"
+        return PodscaleError(f"compiling took longer than {timeout_seconds:.0f} s", field=topology, hint=hint)
+    if code >= 0:
+        return PodscaleError(f"compiling failed: {last}", field=topology)
+    name = signal.Signals(-code).name
     if code == -signal.SIGKILL:
-        return (
-            "was killed, most likely because this machine's memory was too small; close other programs, or compile "
-            "for a smaller topology or network"
-        )
-    if code < 0:
-        return f"crashed the compiler ({signal.Signals(-code).name}): {last}"
-    return f"failed: {last}"
+        problem = "the compiler was killed, most likely because this machine's memory was too small"
+        hint = "Close other programs, or compile for a smaller topology or network."
+        return PodscaleError(problem, field=topology, got=name, hint=hint)
+    return PodscaleError(f"the compiler crashed: {last}", field=topology, got=name)

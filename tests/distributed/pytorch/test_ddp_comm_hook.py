@@ -105,11 +105,11 @@ def failing(world: World) -> None:
     ddp_comm_hook.register(ddp, algorithm="ring")
 
     def broken(bucket: Tensor) -> None:
-        raise ValueError("the link is down")
+        raise BrokenPipeError
 
     state = ddp_comm_hook.HookState(broken, build_comm_queue(world.device), world.device)
     bucket = SimpleNamespace(buffer=lambda: torch.ones(3))
-    with pytest.raises(ValueError, match="the link is down"):
+    with pytest.raises(BrokenPipeError):
         ddp_comm_hook.average_bucket(state, bucket).wait()  # type: ignore[arg-type]
     with refused(field="algorithm", got="ddp"):
         ddp_comm_hook.register(ddp, algorithm="ddp")

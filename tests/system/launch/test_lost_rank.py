@@ -4,6 +4,7 @@ The command leaves nothing in the temporary directory.
 """
 
 import os
+import re
 import signal
 import socket
 import time
@@ -36,13 +37,8 @@ def start(calm: Path) -> Iterator[Start]:
 @pytest.mark.parametrize(
     ("number", "rank", "code", "expected"),
     [
-        (signal.SIGSTOP, 1, ExitCode.HANG, "rank 1 is stopped (process {pid} on "),
-        (
-            signal.SIGKILL,
-            0,
-            ExitCode.PEER_LOST,
-            "rank 0 (process {pid}) was killed by SIGKILL (rank 1 of 2 lost a peer",
-        ),
+        (signal.SIGSTOP, 1, ExitCode.HANG, r"rank 1\D*\(process {pid}\b"),
+        (signal.SIGKILL, 0, ExitCode.PEER_LOST, r"rank 0 \(process {pid}\)\D*SIGKILL \(rank 1 of 2"),
     ],
 )
 def test_a_rank_is_lost_in_training(
@@ -57,7 +53,7 @@ def test_a_rank_is_lost_in_training(
     ended = command.end()
     assert ended.code == code, ended.err
     message = ended.err[ended.err.rindex("podscale: ") :]
-    assert expected.format(pid=pid) in message
+    assert re.search(expected.format(pid=pid), message), message
     assert " in the " in message  # which collective
     assert " of step " in message
     assert "same command" in message

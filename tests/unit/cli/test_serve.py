@@ -1,7 +1,9 @@
 """`podscale serve` before it serves: options, the port, the extra and the model."""
 
+import errno
 import json
 import logging
+import os
 import shutil
 import signal
 from importlib.machinery import PathFinder
@@ -11,10 +13,11 @@ import pytest
 
 from podscale.cli import main
 from podscale.cli import serve as command
-from podscale.errors import InputError
 from podscale.serving.options import ServeOptions
+from tests.support.outcomes import assert_error
 from tests.support.ports import free_port
 from tests.support.prediction import CLASSES, write_model_run
+from tests.support.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +53,8 @@ def test_a_port_in_use_is_refused(model: Path, capsys: pytest.CaptureFixture[str
 
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        assert main(["serve", str(model), "--port", str(port)]) == 2
-    assert f"--port: cannot listen: Address already in use (got {port})" in capsys.readouterr().err
+        code = main(["serve", str(model), "--port", str(port)])
+    assert_error(code, capsys.readouterr().err, f"(got {port})", os.strerror(errno.EADDRINUSE), field="--port")
 
 
 def test_the_extra_is_named_if_it_is_missing(
@@ -98,5 +101,5 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(
 def test_limits_follow_from_the_options() -> None:
     options = ServeOptions(max_batch=7, max_request_mib=2)
     assert (options.batch, options.max_request_bytes, options.max_buffered_bytes) == (7, 2**21, 2**23)
-    with pytest.raises(InputError, match="--grace-seconds"):
+    with refused(field="--grace-seconds", got=-1):
         ServeOptions(grace_seconds=-1)

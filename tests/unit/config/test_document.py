@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from podscale.config import RunConfig, dumps, load, loads, result_values
 from podscale.config.fields import FieldClass
@@ -33,8 +34,9 @@ def test_values_arrive_and_the_document_is_frozen():
     config = loads("train:\n  global_batch: 512\n  schedule: {milestones: [10, 20]}\n")
     assert config.train.global_batch == 512
     assert config.train.schedule.milestones == (10.0, 20.0)
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ValidationError) as frozen:
         config.train.global_batch = 1  # type: ignore[misc]
+    assert [error["type"] for error in frozen.value.errors()] == ["frozen_instance"]
 
 
 @pytest.mark.parametrize(

@@ -264,22 +264,26 @@ def test_a_batch_is_the_same_with_any_number_of_threads() -> None:
     ],
 )
 def test_impossible_crops_are_an_error(crop) -> None:
-    with pytest.raises(ValueError, match="impossible crop"):
-        native(CropDecoder(1), as_record(encode_image(smooth_pixels(1, 50, 60))), (50, 60), [crop])
+    decoder, record = CropDecoder(1), as_record(encode_image(smooth_pixels(1, 50, 60)))
+    with pytest.raises(ValueError):
+        native(decoder, record, (50, 60), [crop])
+    native(decoder, record, (50, 60), [CropParams(0, 0, 60, 50, 24, 24, 0, 0, False)])  # all of the image
 
 
 def test_arrays_of_another_size_or_type_are_an_error() -> None:
     decoder, crops = CropDecoder(1), batch_of([WHOLE, WHOLE])
     record, sides = as_record(encode_image(smooth_pixels(1, 60, 70))), (np.array([60, 60]), np.array([70, 70]))
     whole = np.zeros((2, SIZE, SIZE, 3), dtype=np.uint8)
-    with pytest.raises(ValueError, match="a place for each record"):
+    decoder.decode([record, record], *sides, crops, whole, "bilinear")
+    with pytest.raises(ValueError):
         decoder.decode([record, record], *sides, crops, whole[:1], "bilinear")
-    with pytest.raises(ValueError, match="contiguous and writable"):
+    with pytest.raises(ValueError):
         decoder.decode([record, record], *sides, crops, whole[:, :, ::-1], "bilinear")
-    with pytest.raises(ValueError, match="must be contiguous"):
-        decoder.decode([record[::2], record], *sides, crops, whole, "bilinear")
+    decoder.decode([record.copy(), record], *sides, crops, whole, "bilinear")
+    with pytest.raises(ValueError):
+        decoder.decode([record.repeat(2)[::2], record], *sides, crops, whole, "bilinear")
     whole.flags.writeable = False
-    with pytest.raises(ValueError, match="contiguous and writable"):
+    with pytest.raises(ValueError):
         decoder.decode([record, record], *sides, crops, whole, "bilinear")
 
 
@@ -309,7 +313,7 @@ def test_coefficients_have_at_most_the_bytes_of_their_limit() -> None:
     assert len(record) < size < 3 * 60 * 70
     found = decoder.pack([record] * 4, [size, size - 1, 0, 100])
     assert [one is not None for one in found] == [True, False, False, False]
-    with pytest.raises(ValueError, match="limits must have an element for each record"):
+    with pytest.raises(ValueError):
         decoder.pack([record], [])
 
 

@@ -302,5 +302,5 @@ def test_call_with_timeout_returns_raises_and_times_out() -> None:
     assert call_with_timeout(5, lambda: 7) == 7
     with pytest.raises(KeyError):
         call_with_timeout(5, lambda: {}["a"])
-    with pytest.raises(TimeoutError, match="no answer"):
+    with pytest.raises(TimeoutError):
         call_with_timeout(0.05, lambda: time.sleep(1))

@@ -27,7 +27,7 @@ def test_the_error_of_a_collective_names_the_culprit(tmp_path: Path, kind: type[
     with pytest.raises(kind) as raised, watch(store, tmp_path, kind):
         raise cause
     assert raised.value.__cause__ is cause
-    assert "connection closed by peer" in str(raised.value)
+    assert str(cause).splitlines()[-1] in str(raised.value)
     assert record(store) == (str(cause), True)
     assert not store.has(FAILED_KEY)
     assert (tmp_path / "rank-0.txt").exists() == (kind is HangDetected)
@@ -35,7 +35,7 @@ def test_the_error_of_a_collective_names_the_culprit(tmp_path: Path, kind: type[
 
 def test_an_error_of_this_rank_is_raised_unchanged(tmp_path: Path) -> None:
     store, error = LocalStore(), ValueError("index 3 is out of bounds")
-    with pytest.raises(ValueError, match="index 3") as raised, watch(store, tmp_path, None):
+    with pytest.raises(ValueError) as raised, watch(store, tmp_path, None):
         raise error
     assert raised.value is error
     assert record(store) == (str(error), False)

@@ -27,7 +27,7 @@ def test_values_are_stored(kind: str, request: pytest.FixtureRequest) -> None:
     assert other.get(["b", "a"]) == ["y" * 100_000, 'x"\n\u00fc']
     assert other.has("a")
     assert [store.add("n", 2), other.add("n", 0), other.add("n", -1)] == [2, 2, 1]
-    with pytest.raises(StoreTimeout, match="c"):
+    with pytest.raises(StoreTimeout, match=r"\bc$"):
         other.wait(["a", "c"], 0.05)
     assert other.get(["a"]) == ['x"\n\u00fc'], "a client can be used after a timeout"
     assert not other.has(FAILED_KEY)
@@ -59,13 +59,15 @@ def test_a_client_waits_for_a_server_that_starts_later() -> None:
 
 
 def test_an_absent_or_stopped_server_is_an_error() -> None:
-    with pytest.raises(StoreError, match="does not answer"):
+    with pytest.raises(StoreError) as raised:
         StoreClient("127.0.0.1", free_port(), 0.1).has("a")
+    assert isinstance(raised.value.__cause__, ConnectionRefusedError)
     with socket.create_server(("127.0.0.1", 0)) as server_socket:
         store = StoreClient("127.0.0.1", server_socket.getsockname()[1], 20.0)
         threading.Thread(target=lambda: server_socket.accept()[0].close(), daemon=True).start()
-        with pytest.raises(StoreError, match="does not answer"):
+        with pytest.raises(StoreError) as raised:
             store.get(["a"])
+        assert isinstance(raised.value.__cause__, ConnectionError)
         with pytest.raises(StoreError):  # it stays lost: a late response could be that of an earlier request
             store.has("a")
 
@@ -78,8 +80,9 @@ def test_exit_messages_of_one_world_do_not_reach_the_next() -> None:
     store.set("a", "1")
     first.close()
     second = StoreServer("127.0.0.1", port)
-    with pytest.raises(StoreError, match="another store has replaced it"):
+    with pytest.raises(StoreError) as raised:
         store.clone(20.0).set(FAILED_KEY, "1")
+    assert type(raised.value.__cause__) is ConnectionError, "not a refused one: there is a store"
     assert not StoreClient("127.0.0.1", second.port, 20.0).has(FAILED_KEY)
 
 

@@ -11,12 +11,12 @@ import PIL
 import pytest
 
 from podscale.data.native import ORDERS, is_installed, pillow_order
-from podscale.errors import InputError
 from podscale.export import demo_page
 from podscale.export.demo_page import SAMPLE_BYTES, build_demo_page
 from podscale.export.image_sample import ImageSample
 from podscale.export.web_runtime import WebRuntime
 from podscale.prediction.exported_file import ExportMetadata
+from tests.support.refusals import refused
 
 HOSTILE = "</script><script>document.title='owned'</script>"
 DESCRIPTION: dict[str, Any] = {
@@ -75,7 +75,5 @@ def test_pictures_to_pick_from_are_limited() -> None:
 
 def test_a_page_that_is_too_large_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_page, "LARGEST_PAGE", 1_000_000)
-    with pytest.raises(InputError) as refusal:
+    with refused("1.2 MB", "1 MB", "--int8"):
         build_demo_page(np.random.default_rng(0).bytes(900_000), METADATA, sample_of(1), RUNTIME)
-    assert "1.2 MB, more than 1 MB" in refusal.value.problem
-    assert "--int8" in refusal.value.hint

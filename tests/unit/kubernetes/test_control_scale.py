@@ -74,7 +74,7 @@ def test_a_cluster_that_ended_is_not_measured(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit) as error:
         Cluster(kubeconfig)
     assert error.value.code == UNAVAILABLE
-    assert "does not answer" in capsys.readouterr().err
+    assert str(kubeconfig) in capsys.readouterr().err
 
 
 class Groups(BaseHTTPRequestHandler):
@@ -101,4 +101,6 @@ def test_a_cluster_without_kueue_is_not_measured(tmp_path: Path, capsys: pytest.
             Cluster(kubeconfig)
         server.shutdown()
     assert error.value.code == UNAVAILABLE
-    assert "has no kueue.x-k8s.io: make cluster-up" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "kueue.x-k8s.io" in err
+    assert "make cluster-up" in err

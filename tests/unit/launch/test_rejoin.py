@@ -148,7 +148,7 @@ def test_pods_wait_for_all(barrier: BarrierStore) -> None:
 
 
 def test_who_does_not_come_is_named(barrier: BarrierStore) -> None:
-    with pytest.raises(BarrierTimeout, match="pods 1 and 2 of 3") as caught:
+    with pytest.raises(BarrierTimeout, match="1 and 2 of 3") as caught:
         barrier.join(0, pods=3, seconds=0.1).result(TIMEOUT)
     assert caught.value.missing == (1, 2)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from podscale.config import load
-from podscale.errors import InputError, PodscaleError
+from podscale.errors import PodscaleError
 from podscale.pipelines import kfp_backend, presets
 from podscale.pipelines.kfp_backend import KfpBackend, RunRequest, connect_backend
 from podscale.pipelines.kfp_endpoint import KfpEndpoint
@@ -227,7 +227,7 @@ def test_a_token_that_is_renewed_reaches_every_request(api, package, tmp_path):
 
 def test_a_shared_backend_wants_a_namespace_and_is_asked_in_it(api, package):
     api.store.multi_user = True
-    with pytest.raises(InputError, match="--namespace"):
+    with refused("--namespace", field=api.url):
         connect_backend(KfpEndpoint(api.url))
     backend = connect_backend(KfpEndpoint(api.url, namespace="ada"))
     version = backend.upload(package, NAME, "digits", "d")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podscale.cli import main
-from podscale.errors import InputError
+from podscale.errors import ABSENT
 from podscale.export.export_model import export_model
 from podscale.export.export_options import ExportOptions
 from podscale.prediction import parts
@@ -19,7 +19,10 @@ from podscale.prediction.predict import predict
 from podscale.prediction.predictor import PredictedItem, PredictOptions, Predictor
 from podscale.prediction.writers import row_of
 from podscale.util.files import file_lock, file_sha256
+from podscale.version import VERSION
+from tests.support.outcomes import assert_error
 from tests.support.prediction import photograph, write_photographs
+from tests.support.refusals import refused
 
 BATCH = 2
 
@@ -66,7 +69,7 @@ def test_a_part_is_index_and_count() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "4/4", "-1/4", "0/0", "1/2/3", "a/b", "0/100000", "²/4", " 0/4"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--part: not a part .*0/4, 1/4"):
+    with refused("0/4, 1/4", field="--part", got=text):
         parse_part(text)
 
 
@@ -109,14 +112,14 @@ def test_rows_that_were_damaged_or_lost_are_predicted_again(model_run: Path, pho
     good = rows.read_bytes()
     for damaged in (good[:-10], good.replace(b"ant", b"bee"), b"", b"no JSON\n", b"[1]\n"):
         rows.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"part-00001-of-00002\.jsonl: not the rows that the part's manifest"):
+        with refused(field=rows):
             merge_parts(folder, tmp_path / "rows.jsonl")
         assert not (tmp_path / "rows.jsonl").exists()
         assert not list(tmp_path.glob(".rows*"))
         assert predict_parts(model_run, [photos], folder, 2) == [first, second]
         assert rows.read_bytes() == good
     rows.unlink()
-    with pytest.raises(InputError, match="the rows of this part are missing"):
+    with refused(field=rows):
         merge_parts(folder, tmp_path / "rows.jsonl")
 
 
@@ -170,7 +173,7 @@ def test_a_part_of_another_prediction_is_refused(model_run: Path, photos: Path, 
         (model_run, photos, PredictOptions(batch=BATCH, convert=True, top=2), "convert, top"),
         (model_run, photos, PredictOptions(batch=BATCH, limit=4), "images, list_sha256"),
     ):
-        with pytest.raises(InputError, match=f"has this part of another prediction: {names} differ"):
+        with refused(f": {names} ", field=folder, got="part-00000-of-00002"):
             predict_part(Predictor.open(run, [str(place)], changed), Part(0, 2), folder)
 
 
@@ -188,7 +191,7 @@ def test_parts_of_an_exported_file_are_of_this_file(model_run: Path, photos: Pat
     assert manifests[0].identity["exported_sha256"] == file_sha256(files[0])
     assert manifests[0].identity["weights_sha256"] == file_sha256(model_run / "model" / "model.safetensors")
     for other in (files[1], model_run):
-        with pytest.raises(InputError, match=r"has this part of another prediction: .*exported_sha256"):
+        with refused("exported_sha256", field=tmp_path / "parts", got="part-00000-of-00002"):
             predict_parts(other, [photos], tmp_path / "parts", 2)
 
 
@@ -201,43 +204,41 @@ def test_a_merge_names_the_parts_of_another_prediction(model_run: Path, photos: 
     predict_part(predictor, Part(2, 4), other)
     for path in other.iterdir():
         shutil.copy(path, folder)
-    with pytest.raises(InputError, match=r"part-00002-of-00004\.json: of another prediction .*: batch differ"):
+    with refused(": batch ", field=folder / "part-00002-of-00004.json"):
         merge_parts(folder, tmp_path / "rows.jsonl")
 
 
 def test_a_merge_refuses_folders_without_one_complete_prediction(model_run: Path, photos: Path, tmp_path: Path) -> None:
     folder, out = tmp_path / "parts", tmp_path / "rows.jsonl"
     folder.mkdir()
-    with pytest.raises(InputError, match="no finished part of a prediction here"):
+    with refused("podscale predict --part", field=folder, got=ABSENT):
         merge_parts(folder, out)
     predict_parts(model_run, [photos], folder, 4)
     for index in (1, 3):
         parts.manifest_path(folder, Part(index, 4)).unlink()
-    with pytest.raises(
-        InputError, match=r"2 of 4 parts are missing \(got 'part-00001-of-00004, part-00003-of-00004'\)"
-    ):
+    with refused("2 of 4", field=folder, got="part-00001-of-00004, part-00003-of-00004"):
         merge_parts(folder, out)
     predict_parts(model_run, [photos], folder, 2)
-    with pytest.raises(InputError, match=r"predictions of several numbers of parts are here \(got '2 and 4'\)"):
+    with refused(field=folder, got="2 and 4"):
         merge_parts(folder, out)
     shutil.rmtree(folder)
     predict_parts(model_run, [photos], folder, 1)
     manifest = parts.manifest_path(folder, Part(0, 1))
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(InputError, match="of another version of Podscale"):
+    with refused(field=manifest, got=VERSION):
         merge_parts(folder, out)
     manifest.write_text("{}")
-    with pytest.raises(InputError, match="not the manifest of a part"):
+    with refused(field=manifest, got=ABSENT):
         merge_parts(folder, out)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "field", "got"),
     [
-        (["--part", "0/2"], "--out: a part needs a folder"),
-        (["--part", "2/2", "--out", "parts"], "--part: not a part"),
-        (["--part", "0/2", "--out", "parts", "--html", "x.html"], "--html: a part has no page"),
-        (["--part", "0/2", "--out", "file/parts"], "--out: cannot be created"),
+        (["--part", "0/2"], "--out", ""),
+        (["--part", "2/2", "--out", "parts"], "--part", "2/2"),
+        (["--part", "0/2", "--out", "parts", "--html", "x.html"], "--html", "x.html"),
+        (["--part", "0/2", "--out", "file/parts"], "--out", "file/parts"),
     ],
 )
 def test_bad_input_starts_nothing(
@@ -245,12 +246,13 @@ def test_bad_input_starts_nothing(
     photos: Path,
     tmp_path: Path,
     arguments: list[str],
-    problem: str,
+    field: str,
+    got: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert main(["predict", str(model_run), str(photos), *arguments]) == 2
-    assert problem in capsys.readouterr().err
+    code = main(["predict", str(model_run), str(photos), *arguments])
+    assert_error(code, capsys.readouterr().err, got, field=field)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

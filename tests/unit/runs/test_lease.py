@@ -104,7 +104,7 @@ def test_a_late_writer_of_an_older_lease_is_refused(tmp_path: Path) -> None:
 def test_a_removed_lease_file_is_noticed(tmp_path: Path) -> None:
     with Lease.acquire(tmp_path / ".lease") as lease:
         (tmp_path / ".lease").unlink()
-        with refused("lease file is gone", field=tmp_path, kind=LeaseLost):
+        with refused(field=tmp_path, kind=LeaseLost):
             lease.check()
 
 

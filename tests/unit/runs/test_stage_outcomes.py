@@ -223,7 +223,7 @@ def test_a_stop_passes_every_except_exception_and_ends_as_preempted() -> None:
             stop()  # a second request does not interrupt the cleanup
             cleaned.append(True)
 
-    with pytest.raises(Preempted, match="the same command continues"), preempt_on_sigterm():
+    with pytest.raises(Preempted), preempt_on_sigterm():
         work()
     assert cleaned
     assert signal.getsignal(signal.SIGTERM) is before
@@ -244,8 +244,8 @@ def test_who_lost_the_lease_records_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(LeaseLost), record_stage(path, "train", lost):
         pass
-    with pytest.raises(ValueError, match="its own error"), record_stage(path, "train", lost):
-        raise ValueError("its own error")
+    with pytest.raises(ZeroDivisionError), record_stage(path, "train", lost):
+        raise ZeroDivisionError
     with pytest.raises(SigtermReceived), record_stage(path, "train", lost):
         raise SigtermReceived
     assert read_outcomes(path) == {}

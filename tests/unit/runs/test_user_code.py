@@ -118,15 +118,15 @@ def test_the_workspace_keeps_the_code_that_a_resumed_run_needs(tmp_path: Path, c
 def test_code_that_is_nowhere_or_damaged_is_refused(tmp_path: Path, code: Path) -> None:
     config = document(tmp_path, code)
     (code / f"{MODULE}.py").write_text("WIDTH = 8\n")
-    with refused("not the code of the run", field="launch.code"), user_code(config):
+    with refused(str(config.run.code)[:16], field="launch.code"), user_code(config):
         pass
     elsewhere = podscale.load(config, **{"launch.code": "/nowhere"})
     stored = archive_path(config.run.workspace, str(config.run.code))
-    with refused("not in its workspace", field=str(stored)), user_code(elsewhere):
+    with refused("launch.code", field=str(stored)), user_code(elsewhere):
         pass
     stored.parent.mkdir(parents=True)
     stored.write_bytes(b"damaged")
-    with refused("not the code of the run", field=str(stored)), user_code(config):
+    with refused(str(config.run.code)[:16], field=str(stored)), user_code(config):
         pass
 
 
@@ -156,7 +156,7 @@ def test_a_model_directory_with_other_code_is_refused(tmp_path: Path, code: Path
     assert found is not None
     assert found.sha256 == config.run.code
     (tmp_path / MODEL_CODE).write_bytes(b"damaged")
-    with refused("not the code of the run", field=str(tmp_path / MODEL_CODE)):
+    with refused(str(config.run.code)[:16], field=str(tmp_path / MODEL_CODE)):
         code_of_model(tmp_path, config)
 
 

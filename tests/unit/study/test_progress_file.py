@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from podscale.errors import InputError
 from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.progress_file import progress_path, read_progress, write_progress
 from podscale.study.protocol import protocol_digest, read_launches, record_launch
 from podscale.study.records import EvaluationPoint, RecordStore, TrialRecord
+from tests.support.refusals import refused
 
 
 def open_study(workspace: Path) -> tuple[TrialGrid, RecordStore]:
@@ -77,7 +77,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, line: str) -> None:
     write_progress(grid, records, tmp_path)
     path = progress_path(tmp_path, "s")
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(InputError, match="line 2 is damaged") as refused:
+    with refused("line 2 ", field=path):
         read_progress(*open_study(tmp_path / "there"), tmp_path)
-    assert refused.value.field == str(path)
     assert not (tmp_path / "there").exists(), "nothing of a damaged file is taken"

@@ -71,19 +71,18 @@ class TestStatistics:
         assert 0.03 < results.error < 0.07
 
     def test_insufficient_data_are_reported(self) -> None:
-        assert critical_batch({64: 100, 128: 50}, [256]).reason == (
-            "2 of 3 batches reached the target; a fit needs three"
-        )
+        assert "2 of 3" in critical_batch({64: 100, 128: 50}, [256]).reason
         perfect = critical_batch({64: 401, 128: 200, 256: 99})
         assert perfect.batch is None
-        assert "the critical batch is larger" in perfect.reason
+        assert "256" in perfect.reason, "the largest batch"
         assert perfect.linear_to == 256
         flat = critical_batch({64: 90, 128: 95, 256: 100})
         assert flat.batch is None
-        assert "the critical batch is smaller" in flat.reason
+        assert "64" in flat.reason, "the smallest batch"
         assert (flat.linear_to, flat.useful_to) == (64, 64)
         wild = critical_batch({64: 400, 128: 20, 256: 300, 512: 30})
-        assert "do not follow the model" in wild.reason
+        assert wild.batch is None
+        assert "%" in wild.reason, "the error of the fit"
 
     def test_measurements_are_reported_without_a_model(self) -> None:
         results = critical_batch({64: 800, 128: 400, 256: 205, 512: 150, 1024: 149, 2048: 148})

@@ -18,7 +18,7 @@ from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import paired_difference
 from podscale.study.sweep_series import Trial
 from podscale.study.verdict import StudyVerdict, judge_criterion, study_verdict
-from tests.support.refusals import refused
+from tests.support.refusals import invalid, refused
 
 RATE, TRUST = "train.schedule.learning_rate", "train.optimizer.trust_coefficient"
 STUDY: dict[str, Any] = {
@@ -116,12 +116,12 @@ class TestSearch:
         ],
     )
     def test_unfair_studies_are_refused(self, changes: dict[str, Any], field: str) -> None:
-        with pytest.raises(ValueError, match=field.replace(".", r"\.")):
+        with invalid(field=field):
             build_study(**changes)
 
     def test_a_sweep_on_the_reported_images_has_no_criteria(self) -> None:
         variants = [{"name": name, "learning_rate": {"at": 0.1, "sweep": {}}} for name in ("LARS", "SGD")]
-        with pytest.raises(ValueError, match="sweep"):
+        with invalid("`search`", field="learning_rate.sweep"):
             build_study(variants=variants)
 
     def test_a_selection_without_held_out_images_is_refused(self) -> None:

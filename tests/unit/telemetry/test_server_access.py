@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.telemetry.server import MAX_CONNECTIONS, EndpointAuth, MetricsServer
 from tests.support.certificates import Authority
-from tests.support.refusals import refused
+from tests.support.refusals import invalid, refused
 
 Serve = Callable[..., MetricsServer]
 
@@ -53,8 +52,9 @@ def test_https_serves_clients_that_trust_the_authority(authority: Authority, ser
     server = serve(tls_certificate=pair.certificate, tls_key=pair.key)
     assert server.url.startswith("https://127.0.0.1:")
     assert get(server, trusting(authority)) == b"a 1\n"
-    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(urllib.error.URLError) as raised:
         get(server, ssl.create_default_context())
+    assert isinstance(raised.value.reason, ssl.SSLCertVerificationError)
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
         urllib.request.urlopen(server.url.replace("https", "http"), timeout=30)
     assert get(server, trusting(authority)) == b"a 1\n"
@@ -150,15 +150,15 @@ def test_a_token_file_holds_one_token(content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field", "named"),
     [
-        ({"tls_certificate": "a"}, r"\n  tls_key: "),
-        ({"tls_key": "a"}, r"\n  tls_certificate: "),
-        ({"tls_client_ca": "a"}, r"\n  tls_client_ca: .* tls_certificate"),
-        ({"pushgateway": "http://here:9091"}, r"\n  pushgateway: .*linger_seconds"),
-        ({"pushgateway": "here:9091", "linger_seconds": 1}, "pattern"),
+        ({"tls_certificate": "a"}, "tls_key", ""),
+        ({"tls_key": "a"}, "tls_certificate", ""),
+        ({"tls_client_ca": "a"}, "tls_client_ca", "tls_certificate"),
+        ({"pushgateway": "http://here:9091"}, "pushgateway", "linger_seconds"),
+        ({"pushgateway": "here:9091", "linger_seconds": 1}, "pushgateway", "http"),
     ],
 )
-def test_contradictory_options_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+def test_contradictory_options_are_refused(options: dict[str, object], field: str, named: str) -> None:
+    with invalid(named, field=field):
         TelemetrySection.model_validate(options)

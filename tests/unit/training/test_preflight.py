@@ -152,7 +152,9 @@ def test_dry_run_and_run_say_so(
     code = main(["run", "imagefolder", *source, *arguments])
     printed = capsys.readouterr()
     assert code == (0 if arguments else 2)
-    assert "a step needs about 21.7 GiB of memory, 19.1 GiB are free" in (printed.out if arguments else printed.err)
+    text = printed.out if arguments else printed.err
+    assert "21.7 GiB" in text
+    assert "19.1 GiB" in text
     assert not (tmp_path / "runs").exists()
 
 
@@ -171,7 +173,7 @@ def test_the_stage_refuses_on_this_machine_and_not_in_a_pod(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     config = load(presets.resolve_preset("digits"), [f"run.workspace={tmp_path}", *LARGE])
     shard_set = str(make_shard_set(shards=2))
-    with refused("a step needs about", field="train.global_batch"):
+    with refused("GiB", field="train.global_batch"):
         local._supervise(config, "train", shard_set, None)
     assert started == []
     monkeypatch.setattr(local, "_check_models", lambda config: None)

@@ -108,10 +108,10 @@ def test_differences_are_files(folder: Path) -> None:
 
 
 def test_what_cannot_be_packed_is_refused(folder: Path) -> None:
-    with refused("no such folder", field="launch.code"):
+    with refused("no such", field="launch.code", got=str(folder / "absent")):
         pack_code(folder / "absent")
     (folder / "empty").mkdir()
-    with refused("no files", field="launch.code"):
+    with refused(field="launch.code", got=str(folder / "empty")):
         pack_code(folder / "empty")
     (folder / ("long" * 60)).mkdir()
     (folder / ("long" * 60) / "module.py").write_text("1")
@@ -121,5 +121,5 @@ def test_what_cannot_be_packed_is_refused(folder: Path) -> None:
         file.truncate(2**34)  # more than the memory of a machine
     with refused(".podscaleignore", field="launch.code"):
         pack_code(folder)
-    with refused("not the archive", field="launch.code_bundle"):
+    with refused(field="launch.code_bundle"):
         CodeArchive.from_text("no archive")

@@ -184,7 +184,9 @@ def test_another_version_is_a_problem_of_this_machine_and_of_the_identity(instal
     metadata.MetadataPathFinder().invalidate_caches()
     plugins.installed_plugins.cache_clear()
     (problem,) = plugin_problems(config)
-    assert "the run has podscale-test-plugin 1.2, and podscale-test-plugin 1.3 is installed" in str(problem)
+    assert problem.field == "model.name"
+    assert "podscale-test-plugin 1.2" in str(problem)
+    assert "podscale-test-plugin 1.3" in str(problem)
     assert podscale.load({}, model={"name": "plugin:tiny"}).run.plugins != config.run.plugins
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from podscale.config.preflight.host import input_cache_bytes
 from podscale.data.loaders import decoded_cache
@@ -18,8 +17,9 @@ from podscale.data.loaders.decoded_cache import OwnImages
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.shard_set import LocalShardMapper, ShardSet
 from tests.support.loading import assert_same_batches, document, open_loader, train_and_close
+from tests.support.logs import logged
 from tests.support.polling import until
-from tests.support.refusals import refused
+from tests.support.refusals import invalid, refused
 
 LARGE = 2**40
 CACHES = {
@@ -171,14 +171,16 @@ def test_shards_that_fit_are_cached_and_the_others_are_mapped(make_shard_set) ->
 def test_a_shard_that_cannot_be_brought_is_read_where_it_is(make_shard_set, caplog) -> None:
     directory = make_shard_set(shards=2)
 
+    slow = OSError("the volume is slow today")
+
     class Failing(Opened):
         def read(self, path: Path) -> Any:
-            raise OSError("the volume is slow today")
+            raise slow
 
     opened = Failing()
     split = ShardSet.open(directory, MemoryCache(opened, LARGE)).split("train")
     split.prefetch(np.arange(len(split)))
-    until(lambda: "slow today" in caplog.text, 60)
+    until(lambda: any(slow in arguments for arguments in logged(caplog)), 60)
     assert all(len(split.read(i)) for i in range(len(split)))
     assert split.cached_bytes == 0
 
@@ -199,10 +201,10 @@ def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
     with refused(field="input.record_cache_bytes", got=10):
         train_and_close(document(input={"record_cache_bytes": 10}), directory, 0, 1)
     for name in ("record_cache_bytes", "decoded_cache_bytes"):
-        with pytest.raises(ValidationError, match=rf"input\.{name}"):
+        with invalid(field=f"input.{name}", got=-1):
             document(input={name: -1})
     for name in ("dali", "nvjpeg"):
-        with pytest.raises(ValidationError, match=rf"input\.decoded_cache_bytes: input\.loader={name} "):
+        with invalid(f"input.loader={name}", field="input.decoded_cache_bytes", got=1):
             document(name, input={"decoded_cache_bytes": 1})
     monkeypatch.setattr("podscale.data.loaders.build_loader.resolve_loader", lambda name, device, **_: "nvjpeg")
     with refused("nvjpeg", field="input.decoded_cache_bytes", got=1):

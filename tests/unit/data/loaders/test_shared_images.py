@@ -1,5 +1,6 @@
 """Decoded cache that the processes of a node share: real processes, counts, a killed writer, and what is left over."""
 
+import errno
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ from podscale.data.shard_set import ShardSet, Split
 from podscale.util import env
 from podscale.util.shared_memory import shared_memory
 from tests.support.loading import assert_same_batches, document, needs_native, train_and_close
+from tests.support.logs import logged
 from tests.support.polling import until
 from tests.support.shared_cache_rank import RANKS, batch_digest, block_of
 
@@ -193,21 +195,25 @@ def test_without_shared_memory_each_process_has_its_own_cache(split, shared, mon
     assert isinstance(store(None), OwnImages)
     assert not caplog.text
     assert isinstance(store("/proc/self/fd/999"), OwnImages)
-    assert "each process has its own decoded cache, because the node's cannot be opened" in caplog.text
+    ((error,),) = logged(caplog)
+    assert error.errno == errno.ENOENT
     with shared_memory(NAME, 4096) as small:
         assert isinstance(store(small), OwnImages)
-    assert "too small" in caplog.text
+    ((error,),) = logged(caplog)
+    assert type(error) is ValueError
     with monkeypatch.context() as patched:
         patched.setattr(native, "_native", None)
         assert isinstance(store(shared), OwnImages)
-        assert "because the native extension cannot share it" in caplog.text
+        assert logged(caplog) == [()], "reported before the memory is opened"
     assert isinstance(store(shared), SharedImages)
+    assert logged(caplog) == []
     other = ShardSet.open(split.directory.parent).split("validation")
     assert isinstance(open_image_store(other, MIB), OwnImages)
-    assert "in use for another shard set" in caplog.text
+    ((error,),) = logged(caplog)
+    assert type(error) is ValueError
     for size in (0, 2**70):
         with shared_memory(NAME, size) as none:
             assert none is None
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert isinstance(store(None), OwnImages)
-    assert "because the supervisor has no memory to share" in caplog.text
+    assert logged(caplog) == [()]

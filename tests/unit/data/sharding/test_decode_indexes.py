@@ -135,13 +135,13 @@ def test_the_command_adds_indexes_and_prints_their_size(folder, tmp_path) -> Non
     directory = Path(next(line for line in result.stdout.splitlines() if "datasets" in line).split(" (")[0])
     assert_complete(directory, 8)
     assert "decode index: " in result.stdout
-    assert "written for 2 of 2 shards" in result.stdout
+    assert "2 of 2 shards" in result.stdout
     index = next((directory / "train").glob(f"*{SUFFIX}"))
     good = index.read_bytes()
     index.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     for flags, written in (([], 0), (["--verify"], 1), (["--verify"], 0)):
         result = CliRunner().invoke(app, ["shard", *options, "--decode-index", *flags])
-        assert f"written for {written} of 2 shards" in result.stdout
+        assert f"{written} of 2 shards" in result.stdout
     assert index.read_bytes() == good
     refused = CliRunner().invoke(app, ["shard", *options, "--set", "data.decode_index=null", "--decode-index"])
     assert refused.exit_code != 0
@@ -255,7 +255,8 @@ def test_the_summary_has_the_indexes_of_each_split(photographs) -> None:
         assert 0.5 * sum(sizes) < found.bytes < sum(sizes), "without headers"
         assert found.fraction == found.bytes / split.bytes < 0.03
         counts = f"{found.shards} of {found.shards} shards, {found.images} of {split.images} images"
-        assert f"decode index {counts}, every 8 MCUs" in summary.to_text()
+        assert counts in summary.to_text()
+        assert found.intervals == [8]
     assert json.loads(summary.to_json())["splits"]["train"]["decode_index"]["images"] == 15 + 1
 
 
@@ -273,7 +274,7 @@ def test_partial_and_mixed_indexes_are_counted(copy) -> None:
     assert "1 unusable" in train.decode_index.to_text(train.shards, train.images)
     for file in copy.rglob("*.decode"):
         file.unlink()
-    assert "decode index none" in inspect_shard_set(copy).to_text()
+    assert inspect_shard_set(copy).splits["train"].decode_index.shards == 0
 
 
 def test_sound_indexes_are_verified(photographs) -> None:
@@ -292,7 +293,6 @@ def test_damage_is_found_and_repaired(name, copy, capsys) -> None:
     printed = capsys.readouterr()
     line = next(line for line in printed.out.splitlines() if f"train/{path.name}" in line)
     assert says in line
-    assert "all files match the manifest" in printed.out
     assert REMEDY in printed.out
     assert main(["shard", "--inspect", str(copy), "--verify", "--json"]) == ExitCode.DONE
     values = json.loads(capsys.readouterr().out)
