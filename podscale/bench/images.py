@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -91,12 +90,12 @@ def write_class_folders(images: Iterable[tuple[str, bytes]], target: Path) -> in
 
 
 def pack_class_folders(
-    images: Path, directory: Path, data: DataSection, progress: ProgressCallback = ignore_progress, **changes: Any
+    images: Path, directory: Path, data: DataSection, progress: ProgressCallback = ignore_progress
 ) -> ShardSet:
-    """Pack the images that `write_class_folders` wrote, with the encoding of `data` and `changes` of it."""
+    """Pack the images that `write_class_folders` wrote, with the options of encoding and size of `data`."""
     kept = ("resize_short", "quality", "decode_index", "shard_bytes", "max_pixels", "max_bytes")
     policy = "convert" if data.policy == "convert" else "quarantine"
-    options = {name: getattr(data, name) for name in kept} | {"policy": policy, "max_reject_rate": 1.0} | changes
+    options = {name: getattr(data, name) for name in kept} | {"policy": policy, "max_reject_rate": 1.0}
     section = DataSection(source=str(images), format="imagefolder", **options)
     build_shard_set(section, directory, workers=0, progress=progress)
     return ShardSet.open(directory)

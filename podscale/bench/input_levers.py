@@ -172,8 +172,10 @@ def _variants(section: InputSection, data: DataSection, split: Split, loader: st
     interval = data.decode_index or DataSection().decode_index
 
     def pack(name: str, index: int | None, short_side: int | None = None) -> Split:
-        options = {"decode_index": index, "resize_short": short_side, "shard_bytes": SHARD_BYTES}
-        return pack_class_folders(images, folder / name, data, **options).split("train")
+        section = data.model_copy(
+            update={"decode_index": index, "resize_short": short_side, "shard_bytes": SHARD_BYTES}
+        )
+        return pack_class_folders(images, folder / name, section).split("train")
 
     indexed = _has_index(split)
     base = pack("base", interval if indexed else None)

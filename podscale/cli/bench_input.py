@@ -97,7 +97,7 @@ def input_rates(
     rows = _input_rows(loaders, workers, target)
     if out is not None:
         open_output_folder(out)
-    load = os.getloadavg()[0]
+    needed, load = _need(run, need, has_document=document is not None), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="podscale-bench-") as folder:
         found = find_images(run, source, shard_set, Path(folder), images)
         settings = InputSettings(batch or min(256, len(found.split)), seconds, rounds, target)
@@ -106,7 +106,7 @@ def input_rates(
         measured = measure_loaders(
             run.input, found.split, rows, settings, deliver=_delivery(target), on_rate=_print_rate
         )
-        report = InputReport(conditions, _need(run, need, has_document=document is not None), measured)
+        report = InputReport(conditions, needed, measured)
         if document is not None:
             report = replace(report, run=_run_input(run, target))
         if levers:
