@@ -146,7 +146,8 @@ Examples are in [manifests/jobs](../../manifests/jobs).""",
     "dashboards export": "For a Grafana without Podscale's chart. See [dashboards](../how-to/dashboards.md).",
     "bench train": """One variant, a grid (`--vary a.b=x,y`) or a sweep. Started again, it measures what is missing. See
 [gpu](../how-to/gpu.md).""",
-    "bench input": """Loaders take turns, each in its steady state, on a folder or archive of images, or on a shard set.
+    "bench input": """Loaders take turns, each in its steady state, on the images of a run, a folder, an archive or a
+shard set. With RUN the report has what its model takes on this host, the headroom, and what would raise it.
 See [gpu](../how-to/gpu.md#measure-the-input).""",
     "bench allreduce": "Here, or as the program of `torchrun`. See [all-reduce](../explanation/all-reduce.md).",
     "tpu compile": """Needs no TPU. It reports memory, an estimate of the largest batch that fits, collectives, work and

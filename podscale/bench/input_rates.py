@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from podscale.config import InputSection, RunConfig
 from podscale.config.fields import first_error
-from podscale.data.loaders.base import Batch
+from podscale.data.loaders.base import Batch, Loader
 from podscale.data.loaders.build_loader import build_loader
+from podscale.data.loaders.cache_form import CacheForm
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import Split
 from podscale.errors import InputError
@@ -33,6 +34,8 @@ LOADERS = ("native", "reference", "dali", "nvjpeg")
 """Loaders that decode images, values of input.loader."""
 FIXED_THREADS = ("nvjpeg",)
 """Loaders that ignore input.workers."""
+MAX_CACHE_BYTES = 2**40
+"""Limit of a decoded cache that is measured, bytes; all images of a sample fit."""
 
 
 Item = TypeVar("Item")
@@ -45,10 +48,12 @@ class Rate(NamedTuple):
     per_second: float
 
 
-def measure_round(open_pipeline: OpenPipeline, *, images: int = 1, seconds: float = 0.0) -> Rate:
-    """Open a pipeline, warm it up, time at least `images` images and `seconds` seconds, and close it."""
+def measure_round(
+    open_pipeline: OpenPipeline, *, images: int = 1, seconds: float = 0.0, warmup: int = WARMUP_BATCHES
+) -> Rate:
+    """Open a pipeline, skip `warmup` batches, time at least `images` images and `seconds` seconds, and close it."""
     with closing(open_pipeline()) as batches:
-        for _ in range(WARMUP_BATCHES):
+        for _ in range(warmup):
             next(batches)
         cpu, start, count, elapsed = time.process_time(), time.perf_counter(), 0, 0.0
         while count < images or elapsed < seconds:
@@ -63,6 +68,7 @@ def measure_rounds(
     *,
     images: int = 1,
     seconds: float = 0.0,
+    warmup: int = WARMUP_BATCHES,
     on_rate: Callable[[Item, Rate], None] = lambda item, rate: None,
 ) -> tuple[dict[Item, list[Rate]], dict[Item, Exception]]:
     """Return the speeds of each pipeline, one a round, and the error of each pipeline that failed.
@@ -76,11 +82,12 @@ def measure_rounds(
             if item in errors:
                 continue
             try:
-                rates[item].append(measure_round(pipelines[item], images=images, seconds=seconds))
+                rate = measure_round(pipelines[item], images=images, seconds=seconds, warmup=warmup)
             except Exception as error:  # a library or a device failed: the other pipelines can still be measured
                 errors[item] = error
             else:
-                on_rate(item, rates[item][-1])
+                rates[item].append(rate)
+                on_rate(item, rate)
     return rates, errors
 
 
@@ -94,14 +101,14 @@ def loader_batches(
     split: Split,
     device: str = "cpu",
     deliver: Delivery | None = None,
-    refusals: Counter[str] | None = None,
+    at_end: Callable[[Loader], None] = lambda loader: None,
 ) -> BatchSizes:
     """Yield the sizes of the training batches of one process, as input.loader and `deliver` make them ready.
 
     Image size and crop are those of the `input` section at every step.
 
     Args:
-        refusals: Gets the number of images that the native extension refused, by reason, at the end.
+        at_end: Gets the loader after its last batch, before it is closed.
     """
     loader = build_loader(
         config,
@@ -116,9 +123,8 @@ def loader_batches(
         batches = loader.batches(0, 10**9)
         yield from map(len, batches if deliver is None else deliver(batches))
     finally:
+        at_end(loader)
         loader.close()
-        if refusals is not None:
-            refusals.update(loader.native_refusals)
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,8 @@ def measure_loaders(
 
     def open_row(row: InputRow) -> BatchSizes:
         config = loader_config(section, row, settings.batch)
-        return loader_batches(config, split, settings.device, deliver, refusals[row])
+        at_end = partial(_add_refusals, refusals[row])
+        return loader_batches(config, split, settings.device, deliver, at_end)
 
     pipelines = {row: partial(open_row, row) for row in refusals}
     seconds = settings.seconds / settings.rounds
@@ -201,15 +208,21 @@ def measure_loaders(
     return [done.get(row, row) for row in rows]
 
 
-def loader_config(section: InputSection, row: InputRow, batch: int) -> RunConfig:
+def _add_refusals(refusals: Counter[str], loader: Loader) -> None:
+    refusals.update(loader.native_refusals)
+
+
+def loader_config(section: InputSection, row: InputRow, batch: int, cache: CacheForm | None = None) -> RunConfig:
     """Return a document with this `input` section, for the loader of a row and a network that takes any image size.
 
-    Without decoded images in memory, since a round is too short to fill that cache. Raises InputError if the loader
-    does not have an option of the section.
+    Raises InputError if the loader does not have an option of the section.
+
+    Args:
+        cache: Form of the decoded images in memory. None: no cache, since a round is too short to fill it.
     """
     values = section.model_dump(mode="json")
     values |= {"loader": row.loader, "workers": row.workers or 1, "order": "global", "groups": 1}
-    values |= {"decoded_cache_bytes": 0, "decoded_cache_form": "auto"}
+    values |= {"decoded_cache_bytes": MAX_CACHE_BYTES if cache else 0, "decoded_cache_form": cache or "auto"}
     document = {"input": values, "model": {"stem": "small"}, "train": {"global_batch": batch}}
     try:
         return RunConfig.model_validate(document)

@@ -1,10 +1,10 @@
-"""Command that measures the input pipeline: images/s of each loader on this machine."""
+"""Command that measures the input pipeline: images/s of each loader, need and headroom of a run, and remedies."""
 
 import json
 import os
-import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +18,11 @@ from podscale.util import host_info
 from podscale.util.files import write_json
 
 if TYPE_CHECKING:
-    from podscale.bench.input_rates import Delivery, InputRow, Rate
-    from podscale.bench.input_report import InputReport
+    from podscale.bench.input_lever_report import LeverReport
+    from podscale.bench.input_need import NeededRate
+    from podscale.bench.input_rates import Delivery, InputRow, InputSettings, Rate
+    from podscale.bench.input_report import InputReport, RunInput
+    from podscale.cli.input_images import InputImages
     from podscale.config import RunConfig
 
 app = typer.Typer()
@@ -31,7 +34,7 @@ def input_rates(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Run document whose input and data sections count; default: random crops of 224 px, bilinear.",
+            help="Run document: its images, input options and model; default: random crops of 224 px, bilinear.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -40,12 +43,14 @@ def input_rates(
         str | None,
         typer.Option(
             metavar="LOCATION",
-            help="Folder or .tar of images to pack into a temporary shard set; class folders are not needed.",
+            help="Folder or .tar of images to pack into a temporary shard set; class folders are not needed. Default: "
+            "the shard set of RUN, or its data.source if that is still to be packed.",
         ),
     ] = None,
     shard_set: Annotated[
         str | None, typer.Option(metavar="DIR", help="Shard set to read, instead of --source.")
     ] = None,
+    images: Annotated[int, typer.Option(help="Most images to pack of a source.", min=2)] = 2000,
     loaders: Annotated[
         str, typer.Option(metavar="A,B", help="Loaders to measure; those that do not run here get a reason.")
     ] = "native,reference,dali,nvjpeg",
@@ -67,43 +72,116 @@ def input_rates(
     ] = None,
     need: Annotated[
         float | None,
-        typer.Option(help="Images/s to compare with; default: ResNet-50 on this GPU or an H100, as published.", min=1),
+        typer.Option(
+            help="Images/s to compare with; default: those of RUN's model on this host (recorded, else estimated), "
+            "without RUN ResNet-50 on this GPU or an H100, as published.",
+            min=1,
+        ),
     ] = None,
+    levers: Annotated[
+        bool, typer.Option("--levers/--no-levers", help="Also measure what would raise the rate, on a sample.")
+    ] = True,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for input-<device>.md and .json; created if missing.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the input pipeline: images/s of each loader, per CPU-second too, and the cores that a GPU needs."""
-    from podscale import config
+    """Measure the input pipeline: images/s that this host delivers, and the need, headroom and remedies of a run."""
     from podscale.bench.input_rates import InputSettings, measure_loaders
-    from podscale.bench.input_report import InputReport, NeededRate, describe, published_need
-    from podscale.data.loaders.build_loader import open_shard_set
+    from podscale.bench.input_report import InputReport, describe
+    from podscale.cli.input_images import find_images
 
-    if (source is None) == (shard_set is None):
-        problem = "missing" if source is None else "only one of them can have the images"
-        raise InputError(problem, field="--source, --shard-set", hint="Give one of them.")
-    path = presets.resolve_preset(document) if document is not None else None
-    options = [f"data.source={json.dumps(source)}"] if source is not None else []
-    run = config.load(path, [*changes, *options])
-    section = run.input if image_size is None else run.input.model_copy(update={"image_size": image_size})
+    run = _load_run(document, changes, source, shard_set, image_size)
     gpus = host_info.gpu_names()
     target = device or ("cuda:0" if host_info.visible_gpus() else "cpu")
     rows = _input_rows(loaders, workers, target)
     if out is not None:
         open_output_folder(out)
-    load = os.getloadavg()[0]
+    needed, load = _need(run, need, has_document=document is not None), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="podscale-bench-") as folder:
-        split = open_shard_set(shard_set or _pack(run, folder), run).split("train")
-        settings = InputSettings(batch or min(256, len(split)), seconds, rounds, target)
-        conditions = describe(command_without_folders("podscale bench input"), split, section, settings, gpus, load)
-        rows = measure_loaders(section, split, rows, settings, deliver=_delivery(target), on_rate=_print_rate)
-    needed = NeededRate(need, "as given with --need") if need is not None else published_need(gpus)
-    _write_report(InputReport(conditions, needed, rows), out, as_json=as_json)
+        found = find_images(run, source, shard_set, Path(folder), images)
+        settings = InputSettings(batch or min(256, len(found.split)), seconds, rounds, target)
+        command = command_without_folders("podscale bench input")
+        conditions = describe(command, found.split, run.input, settings, gpus, load) | {"origin": found.origin}
+        measured = measure_loaders(
+            run.input, found.split, rows, settings, deliver=_delivery(target), on_rate=_print_rate
+        )
+        report = InputReport(conditions, needed, measured)
+        if document is not None:
+            report = replace(report, run=_run_input(run, target))
+        if levers:
+            report = replace(report, levers=_measure_levers(run, found, report, settings, Path(folder)))
+    _write_report(report, out, as_json=as_json)
+
+
+def _load_run(
+    document: str | None, changes: list[str], source: str | None, shard_set: str | None, image_size: int | None
+) -> "RunConfig":
+    """Load the document, by default that of all defaults. Raises InputError if nothing, or too much, names images."""
+    from podscale import config
+
+    if source is not None and shard_set is not None:
+        raise InputError(
+            "only one of them can have the images", field="--source, --shard-set", hint="Give one of them."
+        )
+    if document is None and source is None and shard_set is None:
+        raise InputError("missing", field="--source, --shard-set", hint="Give one of them, or a run document.")
+    path = presets.resolve_preset(document) if document is not None else None
+    run = config.load(path, changes)
+    if image_size is None:
+        return run
+    return run.model_copy(update={"input": run.input.model_copy(update={"image_size": image_size})})
+
+
+def _need(run: "RunConfig", need: float | None, *, has_document: bool) -> "NeededRate":
+    """Return --need, else the need of the document's run on this host, else that of ResNet-50 on one GPU."""
+    from podscale.bench.input_need import NeededRate, published_need
+    from podscale.cli.input_need import run_need
+    from podscale.runs.user_code import user_code
+
+    if need is not None:
+        return NeededRate(need, "as given with --need")
+    if not has_document:
+        return published_need(host_info.gpu_names())
+    with user_code(run):
+        return run_need(run)
+
+
+def _run_input(run: "RunConfig", device: str) -> "RunInput":
+    """Return the loader and the threads of a document on this host."""
+    from podscale.bench.input_report import RunInput
+    from podscale.config.preflight.host import processes_per_node
+    from podscale.data.loaders.build_loader import resolve_loader
+
+    loader = resolve_loader(run.input.loader, device, has_augmentation=run.input.augment.is_enabled)
+    return RunInput(loader, run.input.workers, processes_per_node(run))
+
+
+def _measure_levers(
+    run: "RunConfig", found: "InputImages", report: "InputReport", settings: "InputSettings", folder: Path
+) -> "LeverReport | None":
+    """Measure the levers of the fastest CPU loader among the rows; None if there is none, or too few images."""
+    from podscale.bench.images import MIN_CLASSES
+    from podscale.bench.input_lever_report import LeverReport
+    from podscale.bench.input_levers import LEVER_LOADERS, measure_levers
+    from podscale.config.preflight.host import processes_per_node
+
+    rows = [row for name in LEVER_LOADERS for row in report.rows if row.loader == name and row.rates]
+    if not rows or len(found.split) < MIN_CLASSES:
+        return None
+    best = max((row for row in rows if row.loader == rows[0].loader), key=lambda row: row.per_second)
+    print("changes that would raise the rate ...", file=sys.stderr, flush=True)
+    levers = measure_levers(run.input, run.data, found.split, best, settings, folder / "levers")
+    images = found.training_images
+    if images is not None and run.input.order == "blocked":
+        images = -(-images // run.launch.nodes)  # a host reads its own groups of shards alone
+    memory, processes = host_info.memory_info().available, processes_per_node(run)
+    return LeverReport(levers, report.need.per_second, images, memory, processes)
 
 
 def _print_rate(row: "InputRow", rate: "Rate") -> None:
-    from podscale.bench.input_report import format_rate, row_name
+    from podscale.bench.input_headroom import format_rate
+    from podscale.bench.input_report import row_name
 
     print(f"{row_name(row)}: {format_rate(rate.per_second)} images/s", file=sys.stderr, flush=True)
 
@@ -147,24 +225,6 @@ def _input_rows(loaders: str, workers: str | None, device: str) -> "list[InputRo
             hint="Add reference, which runs everywhere.",
         )
     return rows
-
-
-def _pack(run: "RunConfig", folder: str) -> str:
-    """Pack the images of data.source, without their labels, in `folder`; return the location of the shard set."""
-    from podscale.bench.images import copy_without_labels
-    from podscale.stages import local
-    from podscale.util.terminal import ProgressLine
-
-    data, copies = run.data, Path(folder, "images")
-    if data.source_is_location:
-        copy_without_labels(data.source, copies)
-        data = data.model_copy(update={"source": str(copies), "format": "imagefolder", "classes": None})
-    progress = ProgressLine(sys.stderr)
-    result = local.shard(data, folder, progress=progress)
-    progress.clear()
-    shutil.rmtree(copies, ignore_errors=True)
-    assert result is not None, "a call without `part` packs the whole shard set"
-    return result.location
 
 
 def _delivery(device: str) -> "Delivery | None":

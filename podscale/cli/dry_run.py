@@ -1,6 +1,7 @@
 """Plan of a run, for `podscale run --dry-run`."""
 
 from podscale import models
+from podscale.cli.input_need import describe_input
 from podscale.config import RunConfig
 from podscale.config.batch_phases import format_batches
 from podscale.config.preflight import find_problems
@@ -31,6 +32,7 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
         ("training", _training_row(config, counts.get("train"))),
         ("evaluation", _evaluation_row(config, counts.get("validation"))),
         ("memory", _memory_row(config, classes)),
+        ("input", describe_input(config)),
         *_stage_rows(config, fresh),
     ]
     text = "\n".join(f"{name:<11} {value}" for name, value in rows)

@@ -91,7 +91,9 @@ quantile_over_time(0.5, run:podscale_train_images_per_chip_updating:rate5m[3h])
         "warning",
         f"{RUN_TEXT} waits for images.",
         "Its worst rank spends {{ $value | humanizePercentage }} of its time waiting for images (limit "
-        "{{ @dataWaitShare@ | humanizePercentage }}). The other ranks wait for this rank.",
+        "{{ @dataWaitShare@ | humanizePercentage }}). The other ranks wait for this rank. `podscale bench input RUN` "
+        "measures what a host delivers, what the model takes, and what would raise it: cores and input.workers, the "
+        "native extension, a decode index, input.decoded_cache_bytes, a smaller data.resize_short.",
     ),
     # The lower quartile, because the median of two ranks lies halfway to the slow one. Ranks that are hardly busy
     # (evaluating, stalled) differ by chance.

@@ -1,4 +1,4 @@
-"""`podscale bench input`: from folders, archives and shard sets to a report, and bad input."""
+"""`podscale bench input`: from folders, archives, shard sets and run documents to a report, and bad input."""
 
 import json
 import shutil
@@ -9,12 +9,20 @@ from typing import Any
 
 import pytest
 
-from podscale.bench.images import copy_without_labels
+from podscale import models
+from podscale.bench.images import CopiedImages, copy_from_source, copy_without_labels
 from podscale.cli import bench_input, main
 from podscale.cli.bench_input import input_rates
+from podscale.cli.input_need import describe_input, run_need
+from podscale.config import RunConfig, load
+from podscale.config.data import DataSection
 from podscale.data.loaders import build_loader
 from podscale.data.loaders.build_loader import unavailable_reason
 from podscale.data.sources import SourceMissing
+from podscale.pipelines import presets
+from podscale.runs import RunDirectory
+from podscale.runs.stage_outcomes import prepare_run_directory
+from podscale.telemetry.events import EventLog
 from podscale.util import host_info
 from tests.support.loading import ON_CPU
 from tests.support.refusals import refused
@@ -86,12 +94,172 @@ def test_the_options_of_a_document_count(photographs: Path, tmp_path: Path, caps
 
 def test_images_become_training_images_without_their_folders(photographs: Path, tmp_path: Path) -> None:
     target = tmp_path / "copies"
-    assert copy_without_labels(str(photographs), target) == 12
+    assert copy_without_labels(str(photographs), target) == CopiedImages(12, 12)
     copies = sorted(str(path.relative_to(target)) for path in target.rglob("*.*"))
     assert sum(path.startswith("train/") for path in copies) == 12
     assert copies[-2:] == ["val/class-0/0000000.jpg", "val/class-1/0000001.jpg"]
     original = next(photographs.glob("0.jpg")).read_bytes()
     assert (target / "train" / "class-0" / "0000000.jpg").read_bytes() == original
+    assert copy_without_labels(str(photographs), tmp_path / "few", 5) == CopiedImages(5, None)
+    assert len(list((tmp_path / "few" / "train").rglob("*.*"))) == 5
+
+
+@pytest.fixture
+def class_folders(tmp_path: Path) -> Path:
+    """Source with two classes of 10 photographs in train/, and one of each class in val/."""
+    for split, count in (("train", 10), ("val", 1)):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "classes" / split / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = smooth_pixels(number + 50 * (label == "dog"), 60 + number, 70)
+                (folder / f"{number}.jpg").write_bytes(encode_image(pixels))
+    return tmp_path / "classes"
+
+
+def test_training_images_of_a_document_are_copied_evenly_spaced(class_folders: Path, tmp_path: Path) -> None:
+    def copy(name: str, limit: int | None, **options: Any) -> CopiedImages:
+        return copy_from_source(DataSection(source=str(class_folders), **options), tmp_path / name, limit)
+
+    assert copy("all", None) == CopiedImages(20, 20)
+    assert copy("some", 8) == CopiedImages(8, 20)
+    originals = {path.read_bytes(): path.parent.name for path in (class_folders / "train").rglob("*.jpg")}
+    copies = [originals[path.read_bytes()] for path in (tmp_path / "some" / "train").rglob("*.jpg")]
+    assert sorted(copies) == ["cat"] * 4 + ["dog"] * 4
+    assert copy("fewer", 8, images_per_class=3, holdout_fraction=0.5) == CopiedImages(8, 3)
+    both = ("cat", "dog")
+    assert copy("named", 8, only_classes=both) == CopiedImages(8, 20)
+    digits = copy_from_source(DataSection(), tmp_path / "digits", 10)
+    assert digits == CopiedImages(10, round(1797 * 0.8))
+
+
+def write_document(tmp_path: Path, source: Path, **data: Any) -> Path:
+    document = tmp_path / "shapes.yaml"
+    values = {
+        "run": {"id": "shapes", "workspace": str(tmp_path / "work")},
+        "data": {"source": str(source), **data},
+        "input": {"image_size": 32},
+        "model": {"name": "resnet18", "stem": "small", "width": 8},
+        "train": {"global_batch": 8},
+    }
+    document.write_text(json.dumps(values))
+    return document
+
+
+def test_a_document_is_measured_with_its_own_images_and_its_own_need(
+    class_folders: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """As a user types it: no other option names images. Nothing is left of the packed ones."""
+    monkeypatch.setattr(host_info, "gpu_names", lambda: [])
+    monkeypatch.setattr(host_info, "cpu_count", lambda: 2)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    document = write_document(tmp_path, class_folders)
+    assert main(["bench", "input", str(document), "--seconds", "0.2", "--rounds", "1", "--loaders", ON_CPU]) == 0
+    text = capsys.readouterr().out
+    assert list(scratch.iterdir()) == []
+    assert not (tmp_path / "work").exists()
+    assert "20 images of data.source.\n" in text
+    assert "Needed: " in text
+    assert "images/s: estimate for resnet18 at 32 px (0.0" in text
+    assert "on 2 CPU cores of this host at 17 GFLOP/s each" in text
+    assert f"- {ON_CPU}, 2 workers (the loader of this run): " in text
+    assert "headroom" in text
+    assert "The document has input.workers=1, 1 thread on this host" in text
+    assert "`data.resize_short=37` | other pixels: a new run" in text
+    assert "of memory for 20 images" in text
+    assert str(tmp_path) not in text
+
+
+def test_the_shard_set_of_the_run_comes_before_its_source(class_folders: Path, tmp_path: Path, capsys) -> None:
+    document = write_document(tmp_path, class_folders, decode_index=None)
+    assert main(["shard", str(document)]) == 0
+    shutil.rmtree(class_folders)
+    capsys.readouterr()
+    options = {**QUICK, "loaders": ON_CPU, "image_size": None}
+    input_rates(str(document), need=50.0, as_json=True, **options)
+    values = json.loads(capsys.readouterr().out)
+    assert (values["images"], values["origin"]) == (20, "of the shard set of this run")
+    assert values["needed_rate"] == {"per_second": 50.0, "source": "as given with --need"}
+    assert values["run"] == {"loader": ON_CPU, "workers": 1, "processes": 1}
+    changes = [row["change"] for row in values["levers"]["rows"]]
+    assert changes[0] == "none"
+    assert changes[-1] == "smaller images"
+    assert ("decode index" in changes) == (ON_CPU == "native")
+    assert all(row["images_per_cpu_second"] > 0 for row in values["levers"]["rows"])
+    input_rates(str(document), levers=False, **options)
+    text = capsys.readouterr().out
+    assert "Cache, decode index and smaller images were not measured." in text
+    with refused(field="data.source", kind=SourceMissing):
+        input_rates(str(document), ["data.seed=3"], **options)
+
+
+@pytest.fixture
+def recorded_run(class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """Document of an earlier run on two nodes like this machine: 800 images/s, a fifth of the step time waiting."""
+    monkeypatch.setattr(host_info, "gpu_names", lambda: [])
+    config = load(write_document(tmp_path, class_folders), [])
+    run = prepare_run_directory(config)
+    environment = {"gpus": [], "cpu": host_info.cpu_name(), "cores": host_info.cpu_count(), "nodes": 2}
+    run.environment.write_text(json.dumps(environment))
+    phases = {"data_wait": 2.0, "forward_backward": 8.0, "evaluation": 100.0}
+    with EventLog(run.metrics) as log:
+        log.event("start", step=0, global_batch=8, total_steps=20)
+        for step in (10, 20):
+            log.step(step, epoch=1.0, loss=1.0, learning_rate=0.1, images_per_second=800.0, phases=phases)
+    return config
+
+
+def test_the_need_is_that_of_an_earlier_run_of_the_document(recorded_run: RunConfig, monkeypatch) -> None:
+    need = run_need(recorded_run)
+    assert need.per_second == pytest.approx(800 / 2 / 0.8)
+    assert need.source.startswith("recorded in runs/shapes/metrics.jsonl: 800 images/s on 2 nodes, 20% of the time")
+    assert describe_input(recorded_run).startswith("takes about 500 images/s a host (recorded in runs/shapes/")
+    larger = recorded_run.model_copy(update={"input": recorded_run.input.model_copy(update={"image_size": 40})})
+    assert run_need(larger).source.startswith("estimate for resnet18 at 40 px"), "another document"
+    monkeypatch.setattr(host_info, "cpu_count", lambda: 96)
+    assert run_need(recorded_run).source.startswith("estimate"), "recorded on another machine"
+
+
+@pytest.mark.parametrize("environment", ["", "{", "[]", "{}", '{"nodes": null}'])
+def test_a_damaged_record_gives_no_need(recorded_run: RunConfig, environment: str) -> None:
+    path = RunDirectory.for_config(recorded_run).environment
+    path.write_text(environment or path.read_text().replace('"nodes": 2', '"nodes": 0'))
+    assert run_need(recorded_run).source.startswith("estimate")
+
+
+def test_a_published_recipe_needs_its_claim_and_an_unknown_model_that_of_resnet50(monkeypatch) -> None:
+    monkeypatch.setattr(host_info, "gpu_names", lambda: [])
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
+    claim = run_need(load(presets.resolve_preset("kumar2019-32k"), []))
+    assert claim.per_second == pytest.approx(1298041 / 128)
+    assert claim.source.startswith("claim of the document, 1,298,041 images/s on TPU v3 pod")
+    hardware = run_need(load(presets.resolve_preset("mlperf-8xh100"), []))
+    assert hardware.per_second == pytest.approx(4 * 7000, rel=0.01)
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    unknown = run_need(load(None, ["model.name=torchvision:no_such_model"]))
+    assert unknown.per_second == 7000
+    assert "torchvision:no_such_model cannot be built here" in unknown.source
+
+
+def test_the_plan_compares_the_need_with_the_threads(class_folders: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(host_info, "gpu_names", lambda: [])
+    document = write_document(tmp_path, class_folders)
+    assert main(["run", str(document), "--dry-run"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("input ")]
+    assert "what its cores deliver is not known yet: `podscale bench input RUN` measures it" in row
+    assert main(["shard", str(document)]) == 0
+    options = ["--set", "launch.hardware=nvidia-h100-80gb x8", "--set", "launch.processes=1"]
+    assert main(["run", str(document), "--dry-run", *options]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("input ")]
+    assert "on 8 H100 of launch.hardware" in row
+    assert "; input.workers=1 is 1 thread here, about " in row
+    assert "the host is short of" in row
+    for remedy in ("cores", "input.workers", "input.decoded_cache_bytes", "data.resize_short"):
+        assert remedy in row.partition("short of")[2]
+    assert ("--decode-index" in row) == (ON_CPU != "native"), "the extension packs an index"
+    assert row.endswith("`podscale bench input RUN` measures it")
 
 
 @pytest.mark.parametrize(
