@@ -77,11 +77,11 @@ def expected_cores(config: RunConfig) -> ExpectedCores | None:
         return None
     try:
         loader = resolve_loader(config.input.loader, "cpu", has_augmentation=has_augmentation)
+        split = ShardSet.open(dataset_directory(config.run.workspace, config.data)).split("train")
     except InputError:
         return None
     if has_augmentation or (loader, False) not in CORE_RATES:
         return None
-    split = ShardSet.open(dataset_directory(config.run.workspace, config.data)).split("train")
     is_jpeg = split.column("format") == JPEG
     if 2 * int(is_jpeg.sum()) < len(split):
         return None

@@ -260,6 +260,9 @@ def test_the_plan_compares_the_need_with_the_threads(class_folders: Path, tmp_pa
         assert remedy in row.partition("short of")[2]
     assert ("--decode-index" in row) == (ON_CPU != "native"), "the extension packs an index"
     assert row.endswith("`podscale bench input RUN` measures it")
+    (index,) = (tmp_path / "work").rglob("train/index")
+    index.write_bytes(b"damaged")
+    assert "not known yet" in describe_input(load(document, []))
 
 
 @pytest.mark.parametrize(
