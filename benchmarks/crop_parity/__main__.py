@@ -108,11 +108,11 @@ def describe(title: str, found: Parity) -> list[str]:
         for way in WAYS:
             counts = (f"{found.crops[kernels, way, column]:,}" for column in columns)
             lines.append(f"| {kernels} | {way} | {' | '.join(counts)} |")
-    columns = ("files", *columns, "refused by Pillow", parity.OTHER_DECISIONS, parity.STALE_INDEX_USED)
+    damaged = ("files", *columns, "refused by Pillow", parity.OTHER_DECISIONS, parity.STALE_INDEX_USED)
     lines += ["", "A damaged copy of each, its upper half and all of it, in all of these ways:", ""]
-    lines += [f"| damage | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    lines += [f"| damage | {' | '.join(damaged)} |", "|---|" + "---:|" * len(damaged)]
     for kind in DAMAGES:
-        lines.append(f"| {kind} | {' | '.join(f'{found.damaged[kind, column]:,}' for column in columns)} |")
+        lines.append(f"| {kind} | {' | '.join(f'{found.damaged[kind, column]:,}' for column in damaged)} |")
     return [*lines, ""]
 
 
