@@ -68,6 +68,12 @@ def _check_own_gpu(rank_group: RankGroup, rank_env: RankEnv, name: str) -> None:
         )
 
 
+def describe_gpus(devices: Sequence[Any]) -> str:
+    """Return number and name of a process's GPUs, for errors; "" for other devices."""
+    gpus = [device for device in devices if device.platform == "gpu"]
+    return ", ".join(f"GPU {device.local_hardware_id}, {device.device_kind}" for device in gpus)
+
+
 def check_gpus(kind: str, devices: Sequence[Any], rank: int) -> None:
     """Raise InputError if there are GPUs that JAX does not use; rank 0 warns if the run's GPUs differ.
 

@@ -14,7 +14,7 @@ from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.jax.collective_errors import collective_failures
-from podscale.jax.gpu_checks import check_gpus, choose_gpus, device_kind
+from podscale.jax.gpu_checks import check_gpus, choose_gpus, describe_gpus, device_kind
 from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
@@ -55,6 +55,7 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     worker_env.startup.end_part("imports")
     world = join_world(rank_group, gpus=choose_gpus(rank_group, worker_env.rank_env))
     check_gpus(device, world.devices, world.rank)
+    progress_tracker.device = describe_gpus(world.local_devices)
     worker_env.startup.end_part("rendezvous")
     run = RunDirectory.for_config(worker_env.config)
     try:

@@ -3,6 +3,7 @@
    fails without a driver. The machine is described by environment variables:
    PAPER_GPUS: number of GPUs (default 1). PAPER_GPU_NAME, PAPER_GPU_CAPABILITY: such as 90.
    PAPER_DRIVER: CUDA version of the driver, such as 12080 (default: that of the runtime).
+   PAPER_FAIL_AFTER, PAPER_FAIL_WITH: waits for the device that succeed, and CUDA's error of all later ones.
    PAPER_CALLS: file to which the name of each call is appended. */
 #include <driver_types.h>
 #include <fcntl.h>
@@ -26,6 +27,13 @@ static void called(const char *name) {
 static int number(const char *name, int otherwise) {
   const char *value = getenv(name);
   return value && *value ? atoi(value) : otherwise;
+}
+
+/* Result of a call that waits for the device: a GPU that has failed once fails for the rest of the process. */
+static cudaError_t waited(void) {
+  static int waits = 0;
+  int allowed = number("PAPER_FAIL_AFTER", -1);
+  return allowed >= 0 && __sync_add_and_fetch(&waits, 1) > allowed ? number("PAPER_FAIL_WITH", 999) : cudaSuccess;
 }
 
 static int visible(void) {
@@ -134,8 +142,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 cudaError_t cudaEventQuery(cudaEvent_t event) { CALLED; return cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { CALLED; return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { CALLED; return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { CALLED; return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { CALLED; return waited(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { CALLED; return waited(); }
 cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { CALLED; return cudaSuccess; }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **nodes,
@@ -147,5 +155,5 @@ cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned 
   CALLED; *function = 0; if (result) *result = cudaDriverEntryPointSymbolNotFound; return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) { CALLED; *memory = malloc(bytes); return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { CALLED; return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { CALLED; return waited(); }
 cudaError_t cudaFree(void *memory) { CALLED; return cudaSuccess; }
