@@ -123,5 +123,6 @@ if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
     --cache-control none --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum \
     --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.fused_kernels=norm --vary batch=256 \
     --profile --warmup 5 --steps 2 --parts 1 --out /tmp/podscale-ncu >/tmp/podscale-ncu/log.txt 2>&1
-  PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" | tee "$OUT/gpu-kernels.md"
+  PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" \
+    "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)" | tee "$OUT/gpu-kernels.md"
 fi
