@@ -35,6 +35,8 @@ def choose_gpus(rank_group: RankGroup, rank_env: RankEnv) -> list[int] | None:
     names = host_info.visible_gpu_names() if device_kind() == "cuda" else []
     if not names or rank_env.local_world_size == 1:
         return None
+    if names[0].startswith("MIG-"):
+        names = names[:1]  # CUDA shows a process one slice
     number = gpu_number(rank_env.local_rank, len(names))
     _check_own_gpu(rank_group, rank_env, names[number])
     return [number]

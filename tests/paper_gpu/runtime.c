@@ -36,23 +36,32 @@ static cudaError_t waited(void) {
   return allowed >= 0 && __sync_add_and_fetch(&waits, 1) > allowed ? number("PAPER_FAIL_WITH", 999) : cudaSuccess;
 }
 
-static int visible(void) {
-  int gpus = number("PAPER_GPUS", 1), seen = 0;
-  const char *chosen = getenv("CUDA_VISIBLE_DEVICES");
-  if (!chosen) return gpus;
-  while (*chosen) {
-    char *end;
-    long index = strtol(chosen, &end, 10);
-    if (end == chosen || index < 0 || index >= gpus) break;
-    seen++;
-    chosen = *end == ',' ? end + 1 : end;
-  }
-  return seen;
+/* GPU of a name in CUDA_VISIBLE_DEVICES: a number, GPU-2 for a UUID, MIG-2-1 for a slice of GPU 2; -1 if there is none. */
+static int gpu_of(const char *name) {
+  if (!strncmp(name, "GPU-", 4) || !strncmp(name, "MIG-", 4)) name += 4;
+  char *end;
+  long gpu = strtol(name, &end, 10);
+  return end == name || gpu < 0 || gpu >= number("PAPER_GPUS", 1) ? -1 : (int)gpu;
 }
 
-static int first_visible(void) {
+/* GPU of a device that the process sees; -1 behind the last one. CUDA shows a process one MIG slice, the first. */
+static int visible_gpu(int device) {
   const char *chosen = getenv("CUDA_VISIBLE_DEVICES");
-  return chosen && *chosen ? atoi(chosen) : 0;
+  if (!chosen) return device < number("PAPER_GPUS", 1) ? device : -1;
+  if (!*chosen || (device && !strncmp(chosen, "MIG-", 4))) return -1;
+  for (; gpu_of(chosen) >= 0; device--) {
+    if (!device) return gpu_of(chosen);
+    const char *comma = strchr(chosen, ',');
+    if (!comma) return -1;
+    chosen = comma + 1;
+  }
+  return -1;
+}
+
+static int visible(void) {
+  int seen = 0;
+  while (visible_gpu(seen) >= 0) seen++;
+  return seen;
 }
 
 /* The driver. */
@@ -95,7 +104,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   properties->totalGlobalMem = 80ul << 30, properties->multiProcessorCount = 132, properties->warpSize = 32;
   properties->regsPerMultiprocessor = 65536, properties->maxThreadsPerMultiProcessor = 2048;
   properties->sharedMemPerBlockOptin = 232448;
-  properties->pciBusID = 1 + first_visible() + device;
+  properties->pciBusID = 1 + visible_gpu(device);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {

@@ -23,6 +23,8 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
             ),
         ),
         ("INTERNAL: CUDA_ERROR_UNKNOWN: unknown error", GpuFailure("CUDA_ERROR_UNKNOWN: unknown error", True)),
+        ("CUDA error: unknown error", GpuFailure("CUDA error: unknown error", True)),
+        ("CUDA error: unspecified launch failure", GpuFailure("CUDA error: unspecified launch failure", False)),
         ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB", None),
         ("CUDA error: device-side assert triggered", None),
         ("CUDA error: no kernel image is available for execution on the device", None),

@@ -81,6 +81,12 @@ def test_more_processes_than_gpus_are_refused(choose: Any) -> None:
             raise answer
 
 
+def test_processes_that_all_see_the_same_slices_are_refused(choose: Any) -> None:
+    """CUDA shows each of them the first slice only. Processes with a slice of their own are left to NCCL."""
+    assert all(isinstance(answer, InputError) for answer in choose([["MIG-a", "MIG-b"]] * 2))
+    assert choose([["MIG-a"], ["MIG-b"]]) == [[0], [0]]
+
+
 def test_gpus_are_not_chosen_for_a_run_on_cpus(choose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert choose([["0"]] * 2) == [None, None]
