@@ -134,6 +134,10 @@ class PeerLost(PodscaleError):
     exit_code = ExitCode.PEER_LOST
 
 
+class GpuFailed(PodscaleError):
+    """Failure of this rank's GPU, or of a kernel on it. A cluster restarts the job; a launcher of one pod does not."""
+
+
 def error_from_exit_code(code: int, message: str) -> PodscaleError:
     """Return the exception of another process's exit code."""
     kinds = (InputError, Preempted, HangDetected, PeerLost)

@@ -74,9 +74,10 @@ is safe too: what is complete on disk stays, and nothing keeps running.
 
 On one node, the supervisor of a training restarts a lost rank's launch from the newest checkpoint, up to
 `launch.max_restarts` times. On a cluster the operator restarts the job, up to `launch.cluster.restarts` times; a stage
-that exits with code 2 ends its job at once, because no restart can help. A pod whose job is abandoned by its pipeline
-(`launch.cluster.launcher_grace_minutes`) exits with 0, so that no operator restarts it. Its termination message has the
-code 75, and `podscale status RUN` shows the job as failed.
+that exits with code 2 ends its job at once, because no restart can help. After a failure (1), such as that of a
+GPU, only a cluster restarts. A pod whose job is abandoned by its pipeline (`launch.cluster.launcher_grace_minutes`)
+exits with 0, so that no operator restarts it. Its termination message has the code 75, and `podscale status RUN` shows
+the job as failed.
 """
 
 

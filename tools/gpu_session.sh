@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs the GPU tests, then the sweep of `podscale bench train`, within LIMIT seconds. Results are written to OUT after
-# every row, so an interrupted session keeps them, and the next session continues.
+# every test file and every row, so an interrupted session keeps them. The next session continues: it leaves out the files
+# that ended by themselves, failed tests included, and the rows. Remove OUT/gpu-tests to run all files again.
 #
 #   tools/gpu_session.sh
 #   OUT=/tmp/found LIMIT=590 PYTHON=python3 WHEELS=wheels IMAGES=photos.tar tools/gpu_session.sh
@@ -8,7 +9,7 @@
 # PYTHON: interpreter with torch and torchvision.
 # WHEELS: folder of wheels for the other packages (PACKAGES below), for machines without a package index. Fill it
 #   elsewhere: tools/gpu_session.sh download FOLDER --python-version 3.12
-# IMAGES: archive or folder of JPEGs, for the rows with real images.
+# IMAGES: archive or folder of JPEGs, for the rows with real images and the rates of the loaders.
 # TESTS=0: skip the tests. TEST_LIMIT: seconds of all tests. JOBS: test files side by side.
 # NCU=0: skip the bytes of each kernel, which need NVIDIA's ncu.
 # REHEARSE=1: go on if something is missing, for example a GPU.
@@ -60,21 +61,24 @@ podscale doctor --workspace "$OUT" | tee "$OUT/gpu-doctor.txt"
 # Each file in its own process, because a CUDA error breaks all later tests of a process; the files side by side. SIGINT
 # at the limit, so that pytest still prints its summary. Without the project's pytest settings, which need plugins that
 # may be missing.
-run_test_file() { # usage: run_test_file SECONDS FILE LOG
+run_test_file() { # usage: run_test_file SECONDS FILE; writes OUT/gpu-tests/NAME.txt, or NAME.cut.txt at the limit
+  local log=$OUT/gpu-tests/$(basename "$2" .py) code
+  if [ -e "$log.txt" ]; then return; fi # it ended in an earlier session
   PYTHONPATH=$PWD:$PYTHONPATH timeout --signal INT --kill-after 30 "$1" \
     "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib -p no:cacheprovider -W ignore -m gpu \
-    "$2" -q -rfE --durations=5 >"$3" 2>&1 </dev/null
+    "$2" -q -rfE --durations=5 >"$log.part" 2>&1 </dev/null
+  code=$?
+  rm -f "$log.cut.txt"
+  if [ "$code" = 124 ] || [ "$code" = 137 ]; then mv "$log.part" "$log.cut.txt"; else mv "$log.part" "$log.txt"; fi
+  cat "$OUT"/gpu-tests/*.txt >"$log.all" && mv "$log.all" "$OUT/gpu-tests.txt"
 }
 tests() { # usage: tests SECONDS
-  local logs file name
-  logs=$(mktemp -d)
-  export -f run_test_file && export PYTHON
+  local file
+  mkdir -p "$OUT/gpu-tests"
+  export -f run_test_file && export PYTHON OUT
   for file in tests/gpu/test_*.py; do
-    name=$(basename "$file" .py)
-    printf '%s\0%s\0%s\0' "$1" "$file" "$logs/$name.txt"
-  done | xargs -0 -n 3 -P "$JOBS" bash -c 'run_test_file "$@"' run_test_file
-  cat "$logs"/*.txt >"$OUT/gpu-tests.txt"
-  rm -r "$logs"
+    printf '%s\0%s\0' "$1" "$file"
+  done | xargs -0 -n 2 -P "$JOBS" bash -c 'run_test_file "$@"' run_test_file
   grep -E ' (passed|failed|skipped|error)|^(FAILED|ERROR)' "$OUT/gpu-tests.txt"
 }
 # The digits through all stages, by each engine.
@@ -108,10 +112,15 @@ if [ -n "${IMAGES:-}" ]; then
   podscale shard --set data.source="$(realpath "$IMAGES")" --set run.workspace=$place --set input.image_size=224 &&
     real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
 fi
-reserve=0
+reserve=0 input=0
 if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=100; fi
-podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve))" --time-limit 300 --profile --out "$OUT" \
+if [ -n "${IMAGES:-}" ]; then input=60; fi
+podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve - input))" --time-limit 300 --profile --out "$OUT" \
   ${real[@]+"${real[@]}"} "$@"
+# What each loader delivers to the GPU without a training beside it; the sweep has rows with one.
+if [ ${#real[@]} != 0 ] && [ "$(left)" -gt 30 ]; then
+  PYTHONSAFEPATH=1 timeout "$input" "$PYTHON" -m podscale bench input "${real[@]}" --device cuda:0 --seconds 2 --out "$OUT"
+fi
 # Times of the fused kernels by tile: constants of fused_calls.py that are not the fastest show here.
 [ "$(left)" -lt 40 ] || PYTHONSAFEPATH=1 timeout 40 "$PYTHON" tools/fused_kernel_times.py | tee "$OUT/gpu-fused-kernels.md"
 # The same of the 1x1 convolutions, beside cuDNN: constants of gemm_calls.py.
@@ -123,5 +132,6 @@ if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
     --cache-control none --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum \
     --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.fused_kernels=norm --vary batch=256 \
     --profile --warmup 5 --steps 2 --parts 1 --out /tmp/podscale-ncu >/tmp/podscale-ncu/log.txt 2>&1
-  PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" | tee "$OUT/gpu-kernels.md"
+  PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" \
+    "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)" | tee "$OUT/gpu-kernels.md"
 fi

@@ -1,8 +1,9 @@
 """Device kernels of a training step by class: launches, time and, from NVIDIA's ncu, bytes of device memory.
 
-    python -m podscale.bench.kernel_classes NCU.csv
+    python -m podscale.bench.kernel_classes NCU.csv [GPU]
 
-prints the table of a file of `ncu --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum`.
+prints the table of a file of `ncu --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum`. With the name of
+the GPU, as nvidia-smi prints it, the table has the share of its memory bandwidth.
 """
 
 import csv
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale.errors import InputError
+from podscale.hardware import find_gpu_chip
 
 CLASSES = (
     ("collectives", r"nccl"),
@@ -28,6 +30,9 @@ CLASSES = (
 )
 """Class and pattern of kernel names; the first match counts."""
 OTHER = "other"
+
+LONGEST_KERNELS = 40
+"""Kernels that are listed by name."""
 
 NAME, SECONDS, BYTES = "Kernel Name", "gpu__time_duration.sum", "dram__bytes.sum"
 """Columns of ncu's table."""
@@ -65,20 +70,35 @@ def combine_totals(kernels: Iterable[KernelTotal], *, by: Callable[[str], str] =
     return sorted(totals.values(), key=lambda total: -total.seconds)
 
 
-def format_totals(totals: Sequence[KernelTotal], *, title: str = "class") -> list[str]:
-    """Return a Markdown table: launches, ms and share of the time; with known bytes also GB and GB/s."""
+def format_totals(
+    totals: Sequence[KernelTotal], *, title: str = "class", longest: int | None = None, bandwidth: float = 0.0
+) -> list[str]:
+    """Return a Markdown table: launches, ms and share of the time of all `totals`; with known bytes also GB and GB/s.
+
+    Args:
+        longest: number of rows; None: all. The shares do not depend on it.
+        bandwidth: of the GPU's memory, GB/s, for a column with the share of it; 0 if unknown.
+    """
     whole = sum(total.seconds for total in totals)
+    columns = [title, "launches", "ms", "share"]
     with_bytes = any(total.bytes is not None for total in totals)
-    lines = [f"| {title} | launches | ms | share |", "|---|---:|---:|---:|"]
     if with_bytes:
-        lines = [f"| {title} | launches | ms | share | GB | GB/s |", "|---|---:|---:|---:|---:|---:|"]
-    for total in totals:
+        columns += ["GB", "GB/s", *(["of the bandwidth"] if bandwidth else [])]
+    lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    for total in totals[:longest]:
         cells = [total.name, f"{total.launches:g}", f"{total.seconds * 1e3:.2f}", f"{total.seconds / whole:.1%}"]
         if with_bytes:
-            size = total.bytes or 0.0
-            cells += [f"{size / 1e9:.2f}", f"{size / total.seconds / 1e9:,.0f}" if total.seconds else ""]
+            cells += _byte_cells(total, bandwidth)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _byte_cells(total: KernelTotal, bandwidth: float) -> list[str]:
+    """Return GB, GB/s and the share of the bandwidth; empty cells for a kernel without bytes."""
+    if total.bytes is None or not total.seconds:
+        return ["", "", *([""] if bandwidth else [])]
+    rate = total.bytes / total.seconds / 1e9
+    return [f"{total.bytes / 1e9:.2f}", f"{rate:,.0f}", *([f"{rate / bandwidth:.0%}"] if bandwidth else [])]
 
 
 def read_ncu_table(path: Path) -> list[KernelTotal]:
@@ -102,12 +122,15 @@ def _number(text: str, unit: str) -> float:
 
 def main() -> None:
     launches = read_ncu_table(Path(sys.argv[1]))
+    chip = find_gpu_chip(sys.argv[2]) if len(sys.argv) > 2 else None
+    bandwidth = chip.memory_bandwidth if chip else 0.0
     seconds = sum(launch.seconds for launch in launches)
     size = sum(launch.bytes or 0.0 for launch in launches)
     print(f"{len(launches)} launches, {seconds * 1e3:.2f} ms, {size / 1e9:.1f} GB\n")
-    print("\n".join(format_totals(combine_totals(launches))))
+    print("\n".join(format_totals(combine_totals(launches), bandwidth=bandwidth)))
     print()
-    print("\n".join(format_totals(combine_totals(launches, by=str)[:40], title="kernel")))
+    kernels = combine_totals(launches, by=str)
+    print("\n".join(format_totals(kernels, title="kernel", longest=LONGEST_KERNELS, bandwidth=bandwidth)))
 
 
 if __name__ == "__main__":

@@ -112,13 +112,19 @@ def _kernel_tables(row: SweepRow) -> list[str]:
     kernels = [KernelTotal(**kernel) for kernel in _result(row).get("kernels", [])]
     if not kernels:
         return []
-    classes = combine_totals(kernels)
+    classes, chip = combine_totals(kernels), find_gpu_chip(_result(row)["device"])
+    bandwidth = chip.memory_bandwidth if chip else 0.0
     busy, step = sum(total.seconds for total in classes), _result(row)["step_median_seconds"]
     return [
         *("", f"## Kernels of a step: {row.name}", ""),
         f"Kernels take {busy * 1e3:.1f} ms of a step's {step * 1e3:.1f} ms.",
-        *("", *format_totals(classes), ""),
-        *format_totals([_shortened(kernel) for kernel in kernels[:LONGEST_KERNELS]], title="longest kernels"),
+        *("", *format_totals(classes, bandwidth=bandwidth), ""),
+        *format_totals(
+            [_shortened(kernel) for kernel in kernels],
+            title="longest kernels",
+            longest=LONGEST_KERNELS,
+            bandwidth=bandwidth,
+        ),
     ]
 
 

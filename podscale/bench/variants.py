@@ -31,48 +31,61 @@ COMPILED = {**GRAPH, "train.compile": "default"}
 AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
 FUSED = {**GRAPH, "train.fused_kernels": "norm"}
 GEMM = {**GRAPH, "train.fused_kernels": "gemm"}
+AUTO = {**GRAPH, "train.fused_kernels": "auto"}
 JAX = {"train.engine": "jax"}
 FOLDED = {"train.stem_compute": "space_to_depth"}
 BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
 
 GPU_VARIANTS = (
-    BenchVariant("bf16, fused, graph, 400, folded stem", {**BF16, **FUSED, **FOLDED}, 400),
-    BenchVariant("bf16, gemm, graph, 400, folded stem", {**BF16, **GEMM, **FOLDED}, 400),
-    BenchVariant("bf16, fused, graph", {**BF16, **FUSED}, 256),
-    BenchVariant("bf16, fused, graph, 400, folded stem, real images", {**BF16, **FUSED, **FOLDED}, 400, True),
-    BenchVariant("bf16, graph, folded stem", {**BF16, **GRAPH, **FOLDED}, 256),
+    # Separate operations, the compiler, and a graph, at two batches.
     BenchVariant("bf16", BF16, 256),
-    BenchVariant("bf16, graph", {**BF16, **GRAPH}, 256),
+    BenchVariant("bf16, compile", {**BF16, "train.compile": "default"}, 256),
     BenchVariant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
-    BenchVariant("bf16, compile, graph, folded stem", {**BF16, **COMPILED, **FOLDED}, 256),
-    BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
-    BenchVariant("bf16-pure, fused, graph, 400, folded stem", {**PURE, **FUSED, **FOLDED}, 400),
-    BenchVariant("bf16, compile, graph, 400, folded stem, real images", {**BF16, **COMPILED, **FOLDED}, 400, True),
-    BenchVariant("JAX, bf16", {**JAX, **BF16}, 256),
-    BenchVariant("JAX, bf16, 400", {**JAX, **BF16}, 400),
-    BenchVariant("fp32", FP32, 256),
+    BenchVariant("bf16, 400", BF16, 400),
+    BenchVariant("bf16, compile, 400", {**BF16, "train.compile": "default"}, 400),
     BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
-    BenchVariant("bf16, fused, graph, 400", {**BF16, **FUSED}, 400),
+    # Each kernel of this project alone, then all together.
+    BenchVariant("bf16, graph", {**BF16, **GRAPH}, 256),
+    BenchVariant("bf16, fused, graph", {**BF16, **FUSED}, 256),
     BenchVariant("bf16, gemm, graph", {**BF16, **GEMM}, 256),
-    BenchVariant("bf16, fused, graph, 512, folded stem", {**BF16, **FUSED, **FOLDED}, 512),
-    BenchVariant("bf16, gemm, graph, 512, folded stem", {**BF16, **GEMM, **FOLDED}, 512),
-    BenchVariant("bf16, fused, graph, 128, folded stem", {**BF16, **FUSED, **FOLDED}, 128),
-    BenchVariant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
-    BenchVariant("fp16, fused, graph, 400, folded stem", {**FP16, **FUSED, **FOLDED}, 400),
-    BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
-    BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
-    BenchVariant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
-    BenchVariant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
-    BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
-    BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
+    BenchVariant("bf16, graph, folded stem", {**BF16, **GRAPH, **FOLDED}, 256),
+    BenchVariant("bf16, gemm, graph, 400, folded stem", {**BF16, **GEMM, **FOLDED}, 400),
+    BenchVariant("bf16, fused, graph, 400, folded stem", {**BF16, **FUSED, **FOLDED}, 400),
+    BenchVariant("bf16, auto, graph, 400, folded stem", {**BF16, **AUTO, **FOLDED}, 400),
+    BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
+    # Loaders.
+    BenchVariant("bf16, fused, graph, 400, folded stem, real images", {**BF16, **FUSED, **FOLDED}, 400, True),
+    BenchVariant("bf16, compile, graph, 400, folded stem, real images", {**BF16, **COMPILED, **FOLDED}, 400, True),
     BenchVariant(
         "bf16, fused, graph, 400, folded stem, decoded on the CPU",
         {**BF16, **FUSED, **FOLDED, "input.loader": "native"},
         400,
         real_images=True,
     ),
+    BenchVariant("JAX, bf16", {**JAX, **BF16}, 256),
+    BenchVariant("JAX, bf16, 400", {**JAX, **BF16}, 400),
+    # Other precisions, batches and stems.
+    BenchVariant("bf16-pure, fused, graph, 400, folded stem", {**PURE, **FUSED, **FOLDED}, 400),
+    BenchVariant("bf16, compile, graph, folded stem", {**BF16, **COMPILED, **FOLDED}, 256),
+    BenchVariant("fp32", FP32, 256),
+    BenchVariant("bf16, fused, graph, 400", {**BF16, **FUSED}, 400),
+    BenchVariant("bf16, fused, graph, 512, folded stem", {**BF16, **FUSED, **FOLDED}, 512),
+    BenchVariant("bf16, gemm, graph, 512, folded stem", {**BF16, **GEMM, **FOLDED}, 512),
+    BenchVariant("bf16, fused, graph, 128, folded stem", {**BF16, **FUSED, **FOLDED}, 128),
+    BenchVariant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
+    BenchVariant("fp16, fused, graph, 400, folded stem", {**FP16, **FUSED, **FOLDED}, 400),
+    BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
+    BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
+    BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
+    BenchVariant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
+    # It takes minutes to compile, unless a session before it has filled the compiler's cache.
+    BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
 )
-"""ResNet-50 on one GPU; the most informative variants come first, in case the sweep is interrupted."""
+"""ResNet-50 on one GPU; the most informative variants come first, in case the sweep is interrupted.
+
+NCCL has no row, because one rank sends nothing: `tests/gpu` run its all-reduces, with several ranks on the GPU.
+"""
 
 CPU_VARIANTS = (
     BenchVariant("fp32", FP32, 8),

@@ -1,4 +1,4 @@
-"""Errors and stack dumps for a failed collective or a hang, which name the collective and the missing rank.
+"""Errors and stack dumps for a failed collective, a hang or a failed GPU, which name the collective, rank and GPU.
 
 When a rank exits, the collectives of its peers fail or hang. Each peer's `PeerWatch` then reads the heartbeats, raises
 HangDetected or PeerLost with the culprit's name, and the peer exits. `launch.supervisor` decides on a restart.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from podscale.distributed.gpu_failure import gpu_failed, gpu_failure_of
 from podscale.distributed.heartbeat import RankHeartbeat
 from podscale.distributed.progress_tracker import HangLimit, ProgressTracker, progress_order
 from podscale.distributed.rank_group import RankGroup
@@ -72,7 +73,7 @@ def dump_stacks(
 
 
 class PeerWatch:
-    """Context manager that sends heartbeats, and raises errors caused by another rank with that rank's name.
+    """Context manager that sends heartbeats, and raises errors with the name of the rank or the GPU that caused them.
 
     Args:
         exit_process: Reports an error and exits this process; called on another thread when the main thread hangs.
@@ -114,12 +115,15 @@ class PeerWatch:
             return
         with self._report_lock:
             pass  # another thread reports a more precise error and exits this process
-        peer_error = self._peer_error(error)
+        gpu_error = self._gpu_error(error)
+        peer_error = None if gpu_error is not None else self._peer_error(error)
+        named = gpu_error or peer_error
         # An error of these types was already reported in full by the code that raised it.
         caused_by_peer = peer_error is not None or isinstance(error, HangDetected | PeerLost)
-        self._heartbeat.stop(str(error) or type(error).__name__, caused_by_peer=caused_by_peer)
-        if peer_error is not None:
-            raise peer_error from error
+        reason = str(gpu_error or error) or type(error).__name__
+        self._heartbeat.stop(reason, caused_by_peer=caused_by_peer)
+        if named is not None:
+            raise named from error
 
     def _exit_on_failure(self, reason: str, *, hang: bool) -> None:
         """Report a failure that the heartbeat detected, and exit this process, because the main thread hangs."""
@@ -130,6 +134,18 @@ class PeerWatch:
             error = self._name_culprit(HangDetected if hang else PeerLost, collective, reason)
             self._heartbeat.stop(str(error), caused_by_peer=True)
             self._exit_process(error)
+
+    def _gpu_error(self, error: BaseException) -> PodscaleError | None:
+        """Return the error with the GPU's name if `error` reports that it failed, else None."""
+        failure = gpu_failure_of(error)
+        if failure is None:
+            return None
+        logger.error("the GPU failed here, or in a kernel that was started before", exc_info=error)
+        return gpu_failed(failure, self._this_rank, self._progress_tracker.device, str(self._progress_tracker))
+
+    @property
+    def _this_rank(self) -> str:
+        return f"rank {self._rank_group.rank} of {self._rank_group.size}"
 
     def _peer_error(self, error: BaseException) -> PodscaleError | None:
         """Return the error with the culprit's name if another rank caused `error`, else None."""
@@ -161,7 +177,7 @@ class PeerWatch:
         rank_group, tracker, peers = self._rank_group, self._progress_tracker, self._heartbeat.peers()
         hang = kind is HangDetected if peers.is_hang is None else peers.is_hang
         behind = peers.furthest_behind
-        this_rank = f"rank {rank_group.rank} of {rank_group.size}"
+        this_rank = self._this_rank
         if hang and not peers.missing and (behind is None or progress_order(tracker) < progress_order(behind[1])):
             process = f"process {os.getpid()} on {socket.gethostname()}"
             others = "; the others wait for it" if behind else ""

@@ -60,6 +60,8 @@ class ProgressTracker:
 
     def __init__(self, limit: HangLimit | None = None) -> None:
         self.step, self.phase = 0, "start"
+        self.device = ""
+        """Number, name and address of the rank's GPU, for errors; "" on a CPU, and until the rank has joined."""
         self.hang_limit = limit
         """Limit of one step; None: hangs are not detected."""
         self.step_changes = 0

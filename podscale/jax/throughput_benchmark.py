@@ -24,8 +24,8 @@ from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.distributed.store import StoreServer
 from podscale.distributed.worker_env import RankEnv, WorkerEnv
+from podscale.jax.gpu_checks import check_gpus, choose_gpus, device_kind
 from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
-from podscale.jax.worker import device_kind
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
 from podscale.training.training_logger import open_training_logger
@@ -88,7 +88,11 @@ def serve_store() -> None:
 def join_ranks(timeout_seconds: float) -> "World":
     from podscale.jax.world import join_world
 
-    return join_world(RankGroup.join(RankEnv.read(), timeout_seconds))
+    rank_env = RankEnv.read()
+    rank_group = RankGroup.join(rank_env, timeout_seconds)
+    world = join_world(rank_group, gpus=choose_gpus(rank_group, rank_env))
+    check_gpus(device_kind(), world.devices, world.rank)
+    return world
 
 
 def measure_throughput(job: dict[str, Any], world: "World") -> dict[str, Any]:

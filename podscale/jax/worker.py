@@ -14,6 +14,7 @@ from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.jax.collective_errors import collective_failures
+from podscale.jax.gpu_checks import check_gpus, choose_gpus, describe_gpus, device_kind
 from podscale.jax.software import keep_to_cpu_without_gpus, library_versions
 from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
@@ -52,7 +53,9 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     from podscale.jax.world import join_world, leave_world
 
     worker_env.startup.end_part("imports")
-    world = join_world(rank_group)
+    world = join_world(rank_group, gpus=choose_gpus(rank_group, worker_env.rank_env))
+    check_gpus(device, world.devices, world.rank)
+    progress_tracker.device = describe_gpus(world.local_devices)
     worker_env.startup.end_part("rendezvous")
     run = RunDirectory.for_config(worker_env.config)
     try:
@@ -66,13 +69,6 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
         leave_world(world)
         raise
     leave_world(world)
-
-
-def device_kind() -> str:
-    """Return the kind of this process's devices, without JAX, which may look for them only in the rank group."""
-    if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
-        return "cuda" if platform == "gpu" else platform  # JAX takes both names
-    return "tpu" if host_info.tpu_chips() else "cuda" if host_info.visible_gpus() else "cpu"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -113,8 +113,14 @@ def loader_ranks(world: World, mesh: Mesh) -> range:
     return range(world.rank * local_ranks, (world.rank + 1) * local_ranks)
 
 
-def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> World:
-    """Join JAX's rendezvous and look up all devices. Raises HangDetected if a process does not join in time."""
+def join_world(
+    rank_group: RankGroup, environ: Mapping[str, str] = os.environ, *, gpus: Sequence[int] | None = None
+) -> World:
+    """Join JAX's rendezvous and look up all devices. Raises HangDetected if a process does not join in time.
+
+    Args:
+        gpus: numbers of this process's GPUs among the visible ones; None: all devices are this process's.
+    """
     rank_env = RankEnv.read(environ)
     if threads := environ.get("OMP_NUM_THREADS"):
         os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
@@ -122,7 +128,7 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from our StopRequest
         delay_abort()
-        _join_jax(rank_group, rank_env)
+        _join_jax(rank_group, rank_env, gpus)
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     local = tuple(device for device in devices if device.process_index == rank_env.rank)
     _check_slice(rank_env, local)
@@ -142,18 +148,18 @@ def leave_world(world: World) -> None:
     world.rank_group.leave()
 
 
-def _join_jax(rank_group: RankGroup, rank_env: RankEnv) -> None:
+def _join_jax(rank_group: RankGroup, rank_env: RankEnv, gpus: Sequence[int] | None) -> None:
     """Join on another thread, because JAX aborts the waiting thread by SIGABRT at its own timeout."""
     seconds = rank_group.timeout_seconds
     try:
-        call_with_timeout(seconds, lambda: _initialize(rank_group, rank_env))
+        call_with_timeout(seconds, lambda: _initialize(rank_group, rank_env, gpus))
     except TimeoutError as error:
         raise HangDetected(
             "not every process joined JAX's rendezvous", field="launch.timeout_seconds", got=seconds
         ) from error
 
 
-def _initialize(rank_group: RankGroup, rank_env: RankEnv) -> None:
+def _initialize(rank_group: RankGroup, rank_env: RankEnv, gpus: Sequence[int] | None) -> None:
     """Join JAX's own rendezvous. Process 0 runs its service at a free port and the address of the store."""
     if rank_env.rank == 0:
         with socket.socket() as probe:
@@ -167,7 +173,7 @@ def _initialize(rank_group: RankGroup, rank_env: RankEnv) -> None:
         rank_env.world_size,
         rank_env.rank,
         cluster_detection_method="deactivate",
-        local_device_ids=[rank_env.local_rank] if rank_env.local_world_size > 1 else None,
+        local_device_ids=gpus,
         initialization_timeout=round(rank_group.timeout_seconds),
         heartbeat_timeout_seconds=NO_TIMEOUT_SECONDS,
     )

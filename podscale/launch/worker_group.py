@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
 
+from podscale.distributed.gpu_failure import RUNBOOK, find_gpu_failure
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.distributed.worker_exit import WorkerReport, read_exit_status, read_worker_reports, registered_workers
 from podscale.errors import ExitCode
@@ -25,6 +26,8 @@ from podscale.util.shared_memory import shared_memory
 POLL_SECONDS = 0.1
 SURVIVOR_GRACE_SECONDS = 15.0
 """Time after a failure until the surviving ranks are killed, seconds; enough for them to report their own error."""
+LOG_TAIL_BYTES = 1 << 20
+"""Bytes at the end of a rank's log that are searched for a failed GPU."""
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 CONTINUES = "the same command continues from the newest checkpoint"
 
@@ -53,12 +56,16 @@ class ShutdownRequest:
 
 @dataclass(frozen=True)
 class LostWorker:
-    """Rank that exited without a report; `status` as in Popen.returncode (negative: a signal), None if unknown."""
+    """Rank that exited without a report; `status` as in Popen.returncode (negative: a signal), None if unknown.
+
+    `gpu_failure` is CUDA's text in the log of a rank that aborted, as NCCL's watchdog does if it sees the error first.
+    """
 
     rank: int
     pid: int
     status: int | None = None
     out_of_memory: bool = False
+    gpu_failure: str = ""
 
     def __str__(self) -> str:
         if self.status is not None and self.status < 0:
@@ -68,7 +75,8 @@ class LostWorker:
         else:
             how = "exited without a report (it was probably killed)"
         memory = "; the container ran out of memory: lower the batch or raise the limit" if self.out_of_memory else ""
-        return f"rank {self.rank} (process {self.pid}) {how}{memory}"
+        gpu = f" after its GPU failed ({self.gpu_failure}; see {RUNBOOK})" if self.gpu_failure else ""
+        return f"rank {self.rank} (process {self.pid}) {how}{gpu}{memory}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ class WorkerGroup:
         assert worker_env.log_directory is not None
         self._launcher_log = worker_env.log_directory / f"launcher-{spec.rendezvous.node_rank or 0}.log"
         self._launcher_log_offset = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
+        self._rank_log_sizes = {path: path.stat().st_size for path in worker_env.log_directory.glob("rank-*.log")}
         self._lost_worker: LostWorker | None = None
         self._oom_kills_before = host_info.oom_kill_count()
         self._stop_forwarded = False
@@ -197,12 +206,29 @@ class WorkerGroup:
         lost = [LostWorker(rank, pid) for rank, pid in gone.items() if rank not in reports]
         self._lost_worker = lost[0] if lost and not hang else None
 
+    def _logged_gpu_failure(self, rank: int) -> str:
+        """Return CUDA's text in what a rank has logged in this launch; "" if there is none."""
+        assert self._worker_env.log_directory is not None
+        path = self._worker_env.log_directory / f"rank-{rank}.log"
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            start = self._rank_log_sizes.get(path, 0)
+            file.seek(max(start, path.stat().st_size - LOG_TAIL_BYTES))
+            failure = find_gpu_failure(file.read().decode("utf-8", "replace"))
+        return failure.reason if failure else ""
+
     def _group_exit(self, status: int) -> GroupExit:
         lost = self._lost_worker
         if lost is not None:
             # The child is the rank itself, or the rank's parent recorded its exit status.
             lost_status = status if self._spec.single_process else read_exit_status(self._rank_dir, lost.pid)
-            lost = replace(lost, status=lost_status, out_of_memory=host_info.oom_kill_count() > self._oom_kills_before)
+            lost = replace(
+                lost,
+                status=lost_status,
+                out_of_memory=host_info.oom_kill_count() > self._oom_kills_before,
+                gpu_failure=self._logged_gpu_failure(lost.rank) if lost_status == -signal.SIGABRT else "",
+            )
         with self._launcher_log.open("rb") as file:
             file.seek(self._launcher_log_offset)
             output = file.read().decode("utf-8", "replace")

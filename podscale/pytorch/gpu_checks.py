@@ -114,6 +114,15 @@ def gpu_identity(device: torch.device) -> GpuIdentity:
     return GpuIdentity(socket.gethostname(), numbers, properties.name)
 
 
+def describe_gpu(device: torch.device) -> str:
+    """Return number, name and PCI address of a GPU, as in the driver's log of Xid errors; "" for a CPU."""
+    if device.type == "cpu":
+        return ""
+    identity = gpu_identity(device)
+    domain, bus, number = identity.pci_address
+    return f"{device}, {identity.name}, PCI:{domain:04x}:{bus:02x}:{number:02x}"
+
+
 @waiting_for(BARRIER)
 def check_one_rank_per_gpu(device: torch.device, environ: Mapping[str, str] = os.environ) -> None:
     """Raise InputError on every rank if two ranks share a GPU. Every rank must call this at the same time."""

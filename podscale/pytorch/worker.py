@@ -21,7 +21,7 @@ from podscale.pytorch.collective_errors import collective_failures
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
 from podscale.pytorch.evaluator import Evaluator
-from podscale.pytorch.gpu_checks import check_gpu
+from podscale.pytorch.gpu_checks import check_gpu, describe_gpu
 from podscale.pytorch.kernel_choice import resolve_fused_kernels
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.software import library_versions
@@ -75,6 +75,7 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
         check_device=lambda: check_gpu(worker_env.config.train),
     )
     world = join_world(rank_group.timeout_seconds, rank_group=rank_group)
+    progress_tracker.device = describe_gpu(world.device)
     worker_env.startup.end_part("rendezvous")
     run = RunDirectory.for_config(worker_env.config)
     evaluate = evaluate_ensemble if combined_model_directories(worker_env.config) else run_evaluation

@@ -47,17 +47,25 @@ def cpu_name() -> str:
     return next(names, platform.machine())
 
 
-def visible_gpus() -> int:
-    """Return the number of NVIDIA GPUs visible to a process: device nodes, or those in CUDA_VISIBLE_DEVICES."""
+def visible_gpu_names() -> list[str]:
+    """Return the NVIDIA GPUs visible to a process as CUDA_VISIBLE_DEVICES names them: numbers, GPU or MIG UUIDs.
+
+    Without the variable, the numbers of the device nodes.
+    """
     nodes = len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name.removeprefix("nvidia").isdigit()])
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not nodes:
-        return nodes
+        return [str(number) for number in range(nodes)]
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     if "-1" in names:  # CUDA ignores everything from the first invalid index on
         names = names[: names.index("-1")]
     parts_of_gpus = any(name.startswith("MIG-") for name in names)  # may outnumber the device nodes
-    return len(names) if parts_of_gpus else min(nodes, len(names))
+    return names if parts_of_gpus else names[:nodes]
+
+
+def visible_gpus() -> int:
+    """Return the number of NVIDIA GPUs visible to a process: device nodes, or those in CUDA_VISIBLE_DEVICES."""
+    return len(visible_gpu_names())
 
 
 MINIMAL_DRIVERS = {"12": 525, "13": 580}

@@ -165,7 +165,7 @@ class Watch(TorchDispatchMode):
             gpu.wait_on_host(name, None)
         if name == "aten::_local_scalar_dense":
             return _scalar_like(args[0])
-        self._check_devices(name, tensors, args, kwargs)
+        blocks = self._check_devices(name, tensors, args, kwargs)
         pinned = kwargs.pop("pin_memory", False) if kwargs.get("pin_memory") else False
         if name == "aten::_to_copy":
             args[0].constant = None  # else torch moves the value of a single number to the device
@@ -175,12 +175,14 @@ class Watch(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(on_device(t) or gpu.is_pinned(t) for t in (*tensors, *outputs)):
             end = self._run(func._schema, _bind(func._schema, args, kwargs), tensors, outputs)
+            if blocks:
+                gpu.timeline.wait_on_host(end)
             if name.startswith("c10d::"):
                 gpu.ends[dist.Work.unbox(tree_leaves(result)[-1])] = end
         return result
 
-    def _check_devices(self, name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
-        """Note copies that make the host wait, and operators on tensors of both devices."""
+    def _check_devices(self, name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> bool:
+        """Note slow copies, and operators on both devices. Returns True for a copy that the host waits for."""
         kinds = {tensor.device.type for tensor in tensors}
         if name in ("aten::_to_copy", "aten::copy_"):
             into = name == "aten::copy_"
@@ -189,13 +191,15 @@ class Watch(TorchDispatchMode):
             waits = not (kwargs.get("non_blocking") or (into and len(args) > 2 and args[2]))
             host = source if source.device.type == "cpu" else args[0] if into else None
             if source.device.type == to.type:
-                return
+                return False
             if waits:
                 self.gpu.copies.append(f"blocking {source.device.type} to {to.type} at {where()}")
-            elif host is None or not self.gpu.is_pinned(host):
+                return True
+            if host is None or not self.gpu.is_pinned(host):
                 self.gpu.copies.append(f"unpinned {source.device.type} to {to.type} at {where()}")
         elif kinds == {"cpu", "cuda"}:
             self.gpu.mixed.append(f"{name} at {where()}")
+        return False
 
     def _run(self, schema: Any, arguments: dict[str, Any], tensors: list[Tensor], outputs: list[Tensor]) -> Clock:
         """Record the accesses of an operator or a collective. Returns what is over when it is."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale.pytorch import reducer, step_sync, train_step
+from podscale.pytorch import evaluator, reducer, step_sync, train_step
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.comm_queue import StreamCommQueue
 from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.step_sync import StepSync
+from podscale.pytorch.train_state import Ema
 from tests.paper_gpu.device import PaperEvent, PaperGpu, PaperStream
 
 Mutant = Callable[[PaperGpu], AbstractContextManager[Any]]
@@ -138,6 +139,24 @@ def _multiply_on_host(next_hyperparams: Any) -> Any:
     return changed
 
 
+def _on_another_stream(function: Any) -> Any:
+    """Run a function on a stream of its own, which waits for nothing."""
+
+    def changed(*values: Any) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return function(*values)
+
+    return changed
+
+
+def _copy_without_wait(cpu: Any) -> Any:
+    return lambda self: self.to("cpu", non_blocking=True)
+
+
+def _copy_gradients(all_finite: Any) -> Any:
+    return lambda buffers: all_finite([buffer.clone() for buffer in buffers])
+
+
 _no_waits, _no_records = _without(PaperStream, "wait_stream"), _without(Tensor, "record_stream")
 MUTANTS: dict[str, Mutant] = {
     "queue_does_not_wait": _replace(StreamCommQueue, "submit", _no_waits),
@@ -158,4 +177,10 @@ MUTANTS: dict[str, Mutant] = {
     "other_length": _replace(BucketedReducer, "_average_bucket", _other_length),
     "swapped_parameters": _replace(reducer, "GradientBuffer", _swapped_parameters),
     "contiguous": _replace(BatchNorm, "forward", _contiguous),
+    "more_operators": _replace(train_step, "all_finite", _copy_gradients),
+    "average_does_not_wait": _replace(Ema, "update", _on_another_stream),
+    "evaluation_does_not_wait": _replace(evaluator, "batch_predictions", _on_another_stream),
+    "checkpoint_does_not_wait": _replace(Tensor, "cpu", _copy_without_wait),
 }
+MUTANTS_OF_EVALUATION = ("evaluation_does_not_wait", "checkpoint_does_not_wait")
+"""Faults behind the steps, in an evaluation or a checkpoint."""

@@ -3,6 +3,7 @@
    fails without a driver. The machine is described by environment variables:
    PAPER_GPUS: number of GPUs (default 1). PAPER_GPU_NAME, PAPER_GPU_CAPABILITY: such as 90.
    PAPER_DRIVER: CUDA version of the driver, such as 12080 (default: that of the runtime).
+   PAPER_FAIL_AFTER, PAPER_FAIL_WITH: waits for the device that succeed, and CUDA's error of all later ones.
    PAPER_CALLS: file to which the name of each call is appended. */
 #include <driver_types.h>
 #include <fcntl.h>
@@ -28,23 +29,39 @@ static int number(const char *name, int otherwise) {
   return value && *value ? atoi(value) : otherwise;
 }
 
-static int visible(void) {
-  int gpus = number("PAPER_GPUS", 1), seen = 0;
-  const char *chosen = getenv("CUDA_VISIBLE_DEVICES");
-  if (!chosen) return gpus;
-  while (*chosen) {
-    char *end;
-    long index = strtol(chosen, &end, 10);
-    if (end == chosen || index < 0 || index >= gpus) break;
-    seen++;
-    chosen = *end == ',' ? end + 1 : end;
-  }
-  return seen;
+/* Result of a call that waits for the device: a GPU that has failed once fails for the rest of the process. */
+static cudaError_t waited(void) {
+  static int waits = 0;
+  int allowed = number("PAPER_FAIL_AFTER", -1);
+  return allowed >= 0 && __sync_add_and_fetch(&waits, 1) > allowed ? number("PAPER_FAIL_WITH", 999) : cudaSuccess;
 }
 
-static int first_visible(void) {
+/* GPU of a name in CUDA_VISIBLE_DEVICES: a number, GPU-2 for a UUID, MIG-2-1 for a slice of GPU 2; -1 if there is none. */
+static int gpu_of(const char *name) {
+  if (!strncmp(name, "GPU-", 4) || !strncmp(name, "MIG-", 4)) name += 4;
+  char *end;
+  long gpu = strtol(name, &end, 10);
+  return end == name || gpu < 0 || gpu >= number("PAPER_GPUS", 1) ? -1 : (int)gpu;
+}
+
+/* GPU of a device that the process sees; -1 behind the last one. CUDA shows a process one MIG slice, the first. */
+static int visible_gpu(int device) {
   const char *chosen = getenv("CUDA_VISIBLE_DEVICES");
-  return chosen && *chosen ? atoi(chosen) : 0;
+  if (!chosen) return device < number("PAPER_GPUS", 1) ? device : -1;
+  if (!*chosen || (device && !strncmp(chosen, "MIG-", 4))) return -1;
+  for (; gpu_of(chosen) >= 0; device--) {
+    if (!device) return gpu_of(chosen);
+    const char *comma = strchr(chosen, ',');
+    if (!comma) return -1;
+    chosen = comma + 1;
+  }
+  return -1;
+}
+
+static int visible(void) {
+  int seen = 0;
+  while (visible_gpu(seen) >= 0) seen++;
+  return seen;
 }
 
 /* The driver. */
@@ -87,7 +104,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   properties->totalGlobalMem = 80ul << 30, properties->multiProcessorCount = 132, properties->warpSize = 32;
   properties->regsPerMultiprocessor = 65536, properties->maxThreadsPerMultiProcessor = 2048;
   properties->sharedMemPerBlockOptin = 232448;
-  properties->pciBusID = 1 + first_visible() + device;
+  properties->pciBusID = 1 + visible_gpu(device);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
@@ -134,8 +151,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 cudaError_t cudaEventQuery(cudaEvent_t event) { CALLED; return cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { CALLED; return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { CALLED; return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { CALLED; return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { CALLED; return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { CALLED; return waited(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { CALLED; return waited(); }
 cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { CALLED; return cudaSuccess; }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **nodes,
@@ -147,5 +164,5 @@ cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned 
   CALLED; *function = 0; if (result) *result = cudaDriverEntryPointSymbolNotFound; return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) { CALLED; *memory = malloc(bytes); return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { CALLED; return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { CALLED; return waited(); }
 cudaError_t cudaFree(void *memory) { CALLED; return cudaSuccess; }

@@ -18,6 +18,7 @@ CONVOLUTIONS = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "lars": {"train": {"optimizer": {"name": "lars"}}},
+    "torus2d on one node": {"ranks": 8, "ranks_per_node": 8, "train": {"all_reduce": {"algorithm": "torus2d"}}},
     "mixed, averaged, fp32": {
         "ranks": 8,
         "train": {"precision": "fp32", "mix": {"mixup": 0.2, "cutmix": 1.0}, "ema": {"decay": 0.99}},
@@ -61,6 +62,10 @@ def test_a_step_keeps_the_device_busy(session: Any, name: str) -> None:
     assert 0.9 * BUDGET[name] < report["operators"] <= BUDGET[name], report["counts"]
 
 
+def test_more_operators_exceed_the_budget(session: Any) -> None:
+    assert session.run(**CASES["lars"], mutant="more_operators")["operators"] > BUDGET["lars"]
+
+
 @pytest.mark.parametrize(
     ("mutant", "finding", "line"),
     [
@@ -90,10 +95,14 @@ def test_a_planted_fault_is_found(session: Any, mutant: str, finding: str, line:
         ("status_does_not_wait", "step_sync.py"),
         ("status_records_nothing", "freed while in use"),
         ("status_read_early", "the host reads"),
+        ("average_does_not_wait", "train_state.py"),
+        ("evaluation_does_not_wait", "evaluator.py"),
+        ("checkpoint_does_not_wait", "the host reads what aten::_to_copy writes at pytorch/train_state.py"),
     ],
 )
 def test_a_missing_wait_is_found(session: Any, mutant: str, text: str) -> None:
-    report = session.run(mutant=mutant, ranks=8)
+    """In a step, in the average of the weights, in an evaluation, and in the copy for a checkpoint."""
+    report = session.run(mutant=mutant, ranks=8, train={"ema": {"decay": 0.99}})
     assert report["error"] == ""
     assert any(text in race for race in report["races"])
 
@@ -122,6 +131,12 @@ def test_a_missing_wait_inside_an_all_reduce_is_found(
 @pytest.mark.parametrize("all_reduce", ALL_REDUCES, ids=option_id)
 def test_every_all_reduce_and_precision(session: Any, all_reduce: dict[str, Any], precision: str) -> None:
     assert_clean(session.run(ranks=8, train={**all_reduce, "precision": precision}))
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize("all_reduce", ALL_REDUCES, ids=option_id)
+def test_every_all_reduce_on_one_node(session: Any, all_reduce: dict[str, Any]) -> None:
+    assert_clean(session.run(ranks=8, ranks_per_node=8, train=all_reduce))
 
 
 @pytest.mark.usefixtures("whole_matrix")

@@ -7,6 +7,8 @@ import pytest
 OLD_DRIVER = {"PAPER_DRIVER": "12080"}
 VOLTA, TURING = {"PAPER_GPU_CAPABILITY": "70"}, {"PAPER_GPU_CAPABILITY": "75"}
 
+ONE_SLICE, TWO_SLICES = ({"CUDA_VISIBLE_DEVICES": names} for names in ("MIG-0-1", "MIG-0-1,MIG-0-2"))
+
 
 @pytest.mark.parametrize(
     ("variables", "precision", "ranks", "expected"),
@@ -19,8 +21,23 @@ VOLTA, TURING = {"PAPER_GPU_CAPABILITY": "70"}, {"PAPER_GPU_CAPABILITY": "75"}
         ({"CUDA_VISIBLE_DEVICES": ""}, "fp32", 2, {"devices": ["cpu", "cpu"]}),
         ({"PAPER_GPUS": "1"}, "fp32", 2, {"devices": ["cuda:0", "cuda:0"], "refused": "launch.processes"}),
         ({"PAPER_GPUS": "4", "CUDA_VISIBLE_DEVICES": "3"}, "fp32", 1, {"devices": ["cuda:0"]}),
+        ({"PAPER_GPUS": "4", "CUDA_VISIBLE_DEVICES": "GPU-3,GPU-1"}, "fp32", 2, {"devices": ["cuda:0", "cuda:1"]}),
+        (ONE_SLICE, "fp32", 1, {"devices": ["cuda:0"]}),
+        (TWO_SLICES, "fp32", 2, {"devices": ["cuda:0", "cuda:0"], "refused": "launch.processes"}),
     ],
-    ids=["two", "turing", "no bf16", "no kernels", "old driver", "hidden", "shared", "by rank"],
+    ids=[
+        "two",
+        "turing",
+        "no bf16",
+        "no kernels",
+        "old driver",
+        "hidden",
+        "shared",
+        "by rank",
+        "UUIDs",
+        "slice",
+        "slices",
+    ],
 )
 def test_what_a_machine_can_run(
     session: Any, variables: dict[str, str], precision: str, ranks: int, expected: dict[str, Any]

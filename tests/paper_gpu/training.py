@@ -25,10 +25,10 @@ from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels, gemm_
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
-from podscale.pytorch.train_state import TrainState, build_ema
+from podscale.pytorch.train_state import TrainState, as_array, build_ema
 from podscale.training.run_progress import RunProgress
 from tests.paper_gpu.device import PaperGpu, paper_gpu, where
-from tests.paper_gpu.mutants import MUTANTS
+from tests.paper_gpu.mutants import MUTANTS, MUTANTS_OF_EVALUATION
 from tests.paper_gpu.timeline import Access, on_device
 from tests.support.tiny import SHALLOW
 
@@ -62,10 +62,11 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     """Train `STEPS` steps and return everything that was recorded.
 
     Args:
-        case: options by name: `ranks`, `rank`, `model`, `image_size`, `train`, `steps`, `descriptors` and `mutant`.
+        case: options by name: `ranks`, `rank`, `ranks_per_node`, `model`, `image_size`, `train`, `steps`, `descriptors`
+            and `mutant`.
     """
     ranks, rank = case.get("ranks", 1), case.get("rank", 0)
-    local_size = min(ranks, RANKS_PER_NODE)
+    local_size = min(ranks, case.get("ranks_per_node", RANKS_PER_NODE))
     here = world.World(rank, ranks, rank % local_size, local_size, torch.device("cuda", 0), rank // local_size)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     config = _config(case, ranks)
@@ -81,7 +82,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         run, error = _Run(config, here, gpu), ""
         try:
             run.train(case.get("steps", STEPS))
-            if "mutant" not in case and "steps" not in case:
+            if "steps" not in case and ("mutant" not in case or case["mutant"] in MUTANTS_OF_EVALUATION):
                 run.evaluate()
         except Exception:
             error = traceback.format_exc()
@@ -195,8 +196,12 @@ class _Run:
         ):
             assert self.evaluator.evaluate(model, _phase) is not None
         self.copies = Counter(self.gpu.copies)
-        for tensor in self.state.tensors().values():
-            tensor.detach().contiguous().cpu()
+        # The host's part of the copy, without values here: it reads the tensor.
+        read = mock.Mock(side_effect=lambda tensor: self.gpu.memory.read_on_host(tensor, where()))
+        with mock.patch.object(Tensor, "numpy", lambda tensor: read(tensor)):
+            for tensor in self.state.tensors().values():
+                as_array(tensor)
+        assert read.called
 
     def _build_evaluator(self, batches: int) -> evaluator.Evaluator:
         images, size = self.config.evaluate.batch, self.config.input.image_size
@@ -249,7 +254,7 @@ def _fake_groups(here: world.World) -> Iterator[None]:
     def fake(ranks: Any = None, **options: Any) -> Any:
         return new_group(ranks, backend="fake")
 
-    nodes = tuple(rank // RANKS_PER_NODE for rank in range(here.size))
+    nodes = tuple(rank // here.local_size for rank in range(here.size))
     with mock.patch.object(dist, "new_group", fake), mock.patch.object(world.World, "nodes", return_value=nodes):
         yield
 

@@ -1,9 +1,10 @@
-"""tools/gpu_session.sh: its packages suffice beside torch, and a test file that hangs ends with a summary."""
+"""tools/gpu_session.sh: its packages suffice beside torch; its tests keep their results when cut off, and continue."""
 
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,24 +80,40 @@ def test_a_missing_package_is_found() -> None:
     assert "annotated_doc" in done.stderr
 
 
-def test_a_file_that_does_not_end_still_has_a_summary(tmp_path: Path) -> None:
-    """The session's own functions run three test files, two at a time, of which the second hangs."""
+def test_results_are_kept_and_a_session_continues(tmp_path: Path) -> None:
+    """The session's own functions run three files, two at a time, of which the second hangs the first time."""
     tests = tmp_path / "tests" / "gpu"
     tests.mkdir(parents=True)
-    bodies = {"a": "assert True", "b": "time.sleep(600)", "c": "assert True"}
+    hangs = f"time.sleep(0 if os.path.exists('{tmp_path}/again') else 600)"
+    bodies = {"a": f"open('{tmp_path}/runs', 'a').write('a'); assert False", "b": hangs, "c": "assert True"}
     for name, body in bodies.items():
-        text = f"import time, pytest\npytestmark = pytest.mark.gpu\ndef test_quick(): pass\ndef test_it(): {body}\n"
-        (tests / f"test_{name}.py").write_text(text, encoding="utf-8")
+        head = "import os, time, pytest\npytestmark = pytest.mark.gpu\n"
+        (tests / f"test_{name}.py").write_text(f"{head}def test_quick(): pass\ndef test_it(): {body}\n", "utf-8")
     functions = re.findall(
         r"^(?:run_test_file|tests)\(\) \{.*?^\}", SCRIPT.read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
     assert len(functions) == 2
-    settings = f"set -u; OUT={tmp_path} PYTHON={sys.executable} PYTHONPATH= JOBS=2"
-    script = "\n".join([settings, *functions, "tests 20"])
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
-    summaries = re.findall(r"\d passed", (tmp_path / "gpu-tests.txt").read_text(encoding="utf-8"))
-    assert summaries == ["2 passed", "1 passed", "2 passed"]
-    assert done.stdout.count(" passed") == 3
+    out = tmp_path / "out"
+    settings = f"set -u; OUT={out} PYTHON={sys.executable} PYTHONPATH= JOBS=2"
+    session = ["bash", "-c", "\n".join([settings, *functions, "tests 20"])]
+
+    def results() -> list[str]:
+        return re.findall(r"(?:\d failed, )?\d passed", (out / "gpu-tests.txt").read_text(encoding="utf-8"))
+
+    with subprocess.Popen(session, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as first:
+        deadline = time.monotonic() + 60
+        while not (out / "gpu-tests.txt").exists() or len(results()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert first.poll() is None, "the results of the others are there before the hanging file ends"
+        printed, _ = first.communicate(timeout=100)
+    assert results() == ["1 failed, 1 passed", "1 passed", "2 passed"]
+    assert printed.count(" passed") == 3
+    (tmp_path / "again").touch()
+    subprocess.run(session, cwd=tmp_path, capture_output=True, check=True, timeout=120)
+    assert results() == ["1 failed, 1 passed", "2 passed", "2 passed"]
+    assert (tmp_path / "runs").read_text() == "a", "a file that ended does not run again, though a test of it failed"
+    assert sorted(path.name for path in (out / "gpu-tests").iterdir()) == ["test_a.txt", "test_b.txt", "test_c.txt"]
 
 
 def checks(python: Path | str, *packages: str, path: str = "") -> subprocess.CompletedProcess[str]:

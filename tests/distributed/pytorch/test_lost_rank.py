@@ -189,6 +189,35 @@ def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
         assert message.endswith("rank 2 exited: index 3 is out of bounds")
 
 
+def test_a_failed_gpu_is_named_on_every_rank(run_world: Any) -> None:
+    """Rank 1 raises what torch raises; the others wait for it in a collective."""
+    gpu, text = "cuda:1, NVIDIA H100, PCI:0000:3b:00", "CUDA error: uncorrectable ECC error encountered\nSearch for it"
+
+    def body(world: World) -> tuple[str, str]:
+        try:
+            with PeerWatch(
+                join_torch_rank_group(TIMEOUT), lambda error: None, collective_failures(), interval_seconds=BEAT
+            ) as tracker:
+                tracker.device = gpu.replace("1", str(world.rank), 1)
+                world.barrier()
+                if world.rank == 1:
+                    raise torch.AcceleratorError(text)
+                world.barrier()
+        except PodscaleError as error:
+            leave_world()
+            return type(error).__name__, str(error)
+        raise AssertionError("no failure was reported")
+
+    answers = run_world(3, body, timeout_seconds=TIMEOUT)
+    failed, peers = answers[1], (answers[0], answers[2])
+    assert failed[0] == "GpuFailed"
+    assert failed[1].startswith(f"rank 1 of 3: the GPU failed ({gpu}; process ")
+    for kind, message in peers:
+        assert kind == "PeerLost"
+        assert f"rank 1 exited: rank 1 of 3: the GPU failed ({gpu}; " in message
+        assert "docs/runbooks/PodscaleGPUXid.md" in message
+
+
 def test_a_rank_whose_collectives_never_return_exits_by_its_heartbeat(run_world: Any) -> None:
     """Simulate NCCL, whose collectives wait on the device: only the heartbeat thread can detect the failure."""
 

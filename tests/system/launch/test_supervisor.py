@@ -37,6 +37,12 @@ def test_a_run_to_the_end(launch: Launch) -> None:
         ("exits", 1, "error: rank 0: exit code 3"),
         ("killed", 77, "was killed by SIGKILL; the same command continues from the newest checkpoint"),
         ("segfault", 1, "was killed by SIGSEGV; the same command continues from the newest checkpoint"),
+        (
+            "aborted_by_watchdog",
+            1,
+            "was killed by SIGABRT after its GPU failed (CUDA error: uncorrectable ECC error encountered; see "
+            "docs/runbooks/PodscaleGPUXid.md); the same command continues from the newest checkpoint",
+        ),
         ("peer_lost", 77, "error: rank 1 does not answer"),
     ],
 )
@@ -49,6 +55,13 @@ def test_the_run_has_the_exit_code_and_error_of_its_rank(
     assert err.splitlines()[-1].endswith(message)
     assert run.outcome()["exit_code"] == code
     assert str(run.outcome()["error"]) in err
+
+
+def test_a_failed_gpu_of_an_earlier_launch_is_not_the_cause(launch: Launch) -> None:
+    launch(all="aborted_by_watchdog").end()
+    code, _, err = launch(all="aborted").end()
+    assert code == 1
+    assert err.splitlines()[-1].endswith("was killed by SIGABRT; the same command continues from the newest checkpoint")
 
 
 def test_kill_9_of_one_of_two_ranks_names_it(launch: Launch) -> None:

@@ -84,6 +84,17 @@ def segfault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def aborted_by_watchdog() -> None:
+    """Log and abort as torch does if NCCL's watchdog sees the error of a failed GPU first."""
+    print("[rank0] watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+def aborted() -> None:
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
 def killed_once() -> None:
     marker = DIRECTORY / "once"
     if not marker.exists():

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from podscale.bench import kernel_classes
 from podscale.bench.kernel_classes import KernelTotal, combine_totals, format_totals, kernel_class, read_ncu_table
 from podscale.bench.sweep import SweepRow
-from podscale.bench.train_report import format_report
+from podscale.bench.train_report import LONGEST_KERNELS, format_report
 from tests.support.refusals import refused
 
 
@@ -55,6 +56,22 @@ def test_totals_add_up_and_the_longest_comes_first() -> None:
     assert [kernel.name for kernel in combine_totals(kernels, by=str)] == ["nvjet_a", "nvjet_b", "_momentum_kernel"]
 
 
+def test_a_cut_list_has_the_shares_of_all_kernels() -> None:
+    kernels = [KernelTotal("nvjet_a", 1, 0.006), KernelTotal("nvjet_b", 1, 0.003), KernelTotal("nvjet_c", 1, 0.001)]
+    lines = format_totals(kernels, longest=2)
+    assert lines[2:] == ["| nvjet_a | 1 | 6.00 | 60.0% |", "| nvjet_b | 1 | 3.00 | 30.0% |"]
+
+
+def test_the_share_of_the_bandwidth_is_that_of_the_gpu() -> None:
+    kernels = [KernelTotal("nvjet_a", 1, 0.001, 2.4e9), KernelTotal("nvjet_b", 1, 0.001)]
+    lines = format_totals(kernels, bandwidth=4800.0)
+    assert lines[0] == "| class | launches | ms | share | GB | GB/s | of the bandwidth |"
+    assert lines[2:] == [
+        "| nvjet_a | 1 | 1.00 | 50.0% | 2.40 | 2,400 | 50% |",
+        "| nvjet_b | 1 | 1.00 | 50.0% |  |  |  |",
+    ]
+
+
 NCU = """==PROF== Connected to process 1 (/usr/bin/python3.12)
 "ID","Process ID","Kernel Name","dram__bytes.sum","gpu__time_duration.sum"
 "","","","Mbyte","us"
@@ -69,6 +86,27 @@ def test_a_table_of_ncu_is_read_in_its_units(tmp_path: Path) -> None:
     first, second = read_ncu_table(path)
     assert (first.name, first.seconds, first.bytes) == ("nvjet_a", pytest.approx(250e-6), 1.0245e9)
     assert second.bytes == 4.11e8
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shares"), [(["NVIDIA H200"], {"85%", "86%"}), (["an unknown GPU"], set()), ([], set())]
+)
+def test_the_command_prints_shares_of_a_known_gpus_bandwidth(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: list[str],
+    shares: set[str],
+) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text(NCU, encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["kernel_classes", str(path), *gpu])
+    monkeypatch.setattr(kernel_classes, "LONGEST_KERNELS", 1)
+    kernel_classes.main()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert {row[-1].removesuffix(" |") for row in rows if len(row) == 7} - {"of the bandwidth"} == shares
+    assert [row[3] for row in rows if row[0] == "| nvjet_a"] == ["71.4%"]
+    assert not any(row[0] == "| _moments_kernel" for row in rows)
 
 
 def test_a_file_without_table_is_an_error(tmp_path: Path) -> None:
@@ -92,10 +130,13 @@ def test_the_report_has_the_kernels_of_a_profiled_row() -> None:
         "part_seconds": {},
         "memory_bytes": 1,
         "training_flops_per_image": 1,
-        "kernels": [{"name": "nvjet_" + "a" * 200, "launches": 3.0, "seconds": 0.004}],
+        "kernels": [{"name": "nvjet_" + "a" * 200, "launches": 3.0, "seconds": 0.002, "bytes": 4.8e9}]
+        + [{"name": f"nvjet_{n}", "launches": 1.0, "seconds": 0.002 / LONGEST_KERNELS} for n in range(LONGEST_KERNELS)],
     }
     key = {"images": "synthetic", "options": {"train.precision": "bf16"}}
     lines = format_report("podscale bench train", [SweepRow("bf16", key, found)])
     assert "Kernels take 4.0 ms of a step's 10.0 ms." in lines
-    assert "| convolutions and matrix products | 3 | 4.00 | 100.0% |" in lines
+    assert "| convolutions and matrix products | 28 | 4.00 | 100.0% | 4.80 | 1,200 | 25% |" in lines
+    assert any(line.endswith("…` | 3 | 2.00 | 50.0% | 4.80 | 2,400 | 50% |") for line in lines)
+    assert sum(line.startswith("| `nvjet_") for line in lines) == LONGEST_KERNELS
     assert max(map(len, lines)) < 300

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from podscale.hardware import TPU_CHIPS, TpuChip
-from podscale.jax.worker import device_kind
+from podscale.jax.gpu_checks import device_kind
 from podscale.jax.xla_flags import VARIABLES, XLA_FLAGS, xla_environment
 
 

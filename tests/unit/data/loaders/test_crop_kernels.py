@@ -42,6 +42,9 @@ TYPES = {**POINTERS, "begins": "*i64", "narrow": "*u8", "images": "*u8", "size":
 
 
 @pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in SHARED_MEMORY_BYTES if other != 90)]
+)
+@pytest.mark.parametrize(
     ("kernel", "constants"),
     [
         ("_weights_kernel", {"cubic": True, "block": 128}),
@@ -49,15 +52,17 @@ TYPES = {**POINTERS, "begins": "*i64", "narrow": "*u8", "images": "*u8", "size":
         ("_columns_kernel", {"block_rows": 4, "block": 128}),
     ],
 )
-def test_kernels_compile_for_a_gpu(kernel: str, constants: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    """Compiled for an H100, which needs no GPU. Registers suffice without spills to memory."""
+def test_kernels_compile_for_a_gpu(
+    kernel: str, constants: dict[str, Any], capability: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Compiled for A100, H100 or B200, which needs no GPU. Registers suffice without spills to memory."""
     pytest.importorskip("triton")
     from podscale.data.loaders import crop_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = {"fields": crop_kernels.FIELDS, **constants}
-    found = compile_kernel(getattr(crop_kernels, kernel), TYPES, constants, 90, tmp_path, warps=4)
-    assert found.shared <= SHARED_MEMORY_BYTES[90]
+    found = compile_kernel(getattr(crop_kernels, kernel), TYPES, constants, capability, tmp_path, warps=4)
+    assert found.shared <= SHARED_MEMORY_BYTES[capability]
     assert found.registers <= REGISTERS // 128
     assert found.spilled == 0
 
