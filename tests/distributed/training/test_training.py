@@ -132,7 +132,14 @@ def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     streams = {}
     torus = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05, "wire_column": "bf16"}
     for size, more in (
-        (2, {"train__precision": "bf16", "model__batch_norm": {"span": 4}}),  # half a rank's batch
+        (
+            2,
+            {
+                "train__all_reduce": {"wire_column": "int8"},
+                "train__precision": "bf16",
+                "model__batch_norm": {"span": 4},  # half a rank's batch
+            },
+        ),
         (
             4,
             {
@@ -242,9 +249,14 @@ def poison(steps: range, rank: int) -> Prepare:
     return prepare
 
 
-def test_a_nan_on_one_rank_masks_the_step_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+def test_a_nan_on_one_rank_masks_the_step_on_all(
+    run_world: Any, make_shard_set: Any, tmp_path: Path, wire: str
+) -> None:
+    """Also in int8 messages, which send codes. The steps after it are those of finite gradients again."""
     shards = make_shard_set()
-    config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20)
+    all_reduce = {"wire_column": wire}
+    config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20, train__all_reduce=all_reduce)
 
     def body(world: World) -> tuple[TrainResult, dict[str, Any]]:
         live: list[PyTorchTrainer] = []
