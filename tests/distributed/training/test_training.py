@@ -229,8 +229,8 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
     assert events.count("resumed") == 1
 
 
-def poison(steps: range, rank: int) -> Prepare:
-    """Replace one rank's normalised images by NaN in these steps."""
+def poison(steps: range, rank: int, *, gradients: bool = False) -> Prepare:
+    """Replace one rank's normalised images by NaN in these steps; if `gradients`, one of its gradients, and no loss."""
 
     def prepare(session: PyTorchTrainer) -> None:
         step = -1
@@ -240,10 +240,16 @@ def poison(steps: range, rank: int) -> Prepare:
             step = batch.host_batch.step
 
         def spoil(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-            spoiled = module.training and step in steps and session.world.rank == rank
-            return (inputs[0] * float("nan"),) if spoiled else inputs
+            return (spoil_tensor(inputs[0]) if module.training else inputs[0],)
 
-        session.state.model.get_submodule("conv1").register_forward_pre_hook(spoil)
+        def spoil_tensor(values: torch.Tensor) -> torch.Tensor:
+            return values * float("nan") if step in steps and session.world.rank == rank else values
+
+        first = session.state.model.get_submodule("conv1")
+        if gradients:
+            first.get_parameter("weight").register_hook(spoil_tensor)
+        else:
+            first.register_forward_pre_hook(spoil)
         before_every_step(session, remember)
 
     return prepare
@@ -253,14 +259,16 @@ def poison(steps: range, rank: int) -> Prepare:
 def test_a_nan_on_one_rank_masks_the_step_on_all(
     run_world: Any, make_shard_set: Any, tmp_path: Path, wire: str
 ) -> None:
-    """Also in int8 messages, which send codes. The steps after it are those of finite gradients again."""
+    """Also a gradient in int8 messages, which send codes. (The loss is sent in fp32, so it stays finite here.)"""
     shards = make_shard_set()
     all_reduce = {"wire_column": wire}
     config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20, train__all_reduce=all_reduce)
 
+    bad = poison(range(4, 6), 1, gradients=wire == "int8")
+
     def body(world: World) -> tuple[TrainResult, dict[str, Any]]:
         live: list[PyTorchTrainer] = []
-        result = run_training(config, shards, world, lambda s: (poison(range(4, 6), 1)(s), live.append(s))[0])
+        result = run_training(config, shards, world, lambda s: (bad(s), live.append(s))[0])
         return result, {name: tensor.clone() for name, tensor in live[0].state.tensors().items()}
 
     (first, state), (second, other) = run_world(2, body)
