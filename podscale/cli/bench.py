@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -43,7 +43,7 @@ def allreduce(
     sizes: Annotated[
         str, typer.Option(metavar="64K,1M", help="Sizes of the fp32 gradients, bytes.")
     ] = "4K,64K,1M,16M,64M",
-    wire: Annotated[str, typer.Option(metavar="fp32|bf16|fp16", help="Number format of messages.")] = "fp32",
+    wire: Annotated[str, typer.Option(metavar="fp32|bf16|fp16|int8", help="Number format of messages.")] = "fp32",
     row: Annotated[
         int | None, typer.Option(help="Ranks per row of the grid; default: the ranks of a node.", min=1)
     ] = None,
@@ -156,12 +156,13 @@ def train(
 
 def _section(name: str, wire: str, row: int | None, bucket_mb: float) -> dict[str, Any]:
     """Return the all-reduce section of one algorithm; raises InputError for unknown names."""
-    from podscale.config.train import AllReduceSection
+    from podscale.config.train import AllReduceSection, WireFormatName
 
     if name not in ALGORITHMS:
         raise InputError("unknown algorithm", field="--algorithms", got=name, hint=f"Known: {', '.join(ALGORITHMS)}.")
-    if wire not in ("fp32", "bf16", "fp16"):
-        raise InputError("unknown format", field="--wire", got=wire, hint="Choose fp32, bf16 or fp16.")
+    formats = get_args(WireFormatName)
+    if wire not in formats:
+        raise InputError("unknown format", field="--wire", got=wire, hint=f"Choose one of {', '.join(formats)}.")
     wire_row = "fp32" if name in ALGORITHMS_WITHOUT_ROWS else wire
     values = {"algorithm": name, "row": row, "bucket_mb": bucket_mb}
     values |= {"wire_row": wire_row, "wire_column": wire}

@@ -37,6 +37,9 @@ class MixSection(Section):
         return self.mixup > 0 or self.cutmix > 0
 
 
+WireFormatName = Literal["fp32", "bf16", "fp16", "int8"]
+
+
 class AllReduceSection(Section):
     """All-reduce of the gradients (docs/explanation/all-reduce.md)."""
 
@@ -58,8 +61,11 @@ class AllReduceSection(Section):
     )
     bucket_mb: float = placement_field(25.0, "Size of one gradient bucket, MiB.", gt=0)
     overlap: bool = placement_field(True, "Reduce buckets during the backward pass.")
-    wire_row: Literal["fp32", "bf16", "fp16"] = result_field("fp32", "Number format of messages along the rows.")
-    wire_column: Literal["fp32", "bf16", "fp16"] = result_field(
+    wire_row: WireFormatName = result_field(
+        "fp32",
+        "Number format of messages along the rows. `int8`: one byte per value, and a scale for each block of 256.",
+    )
+    wire_column: WireFormatName = result_field(
         "fp32",
         "Number format of messages along the columns; of all messages of flat, ring and tree, which have no rows.",
     )
@@ -71,6 +77,11 @@ class AllReduceSection(Section):
     backend: Literal["auto", "nccl"] = placement_field(
         "auto", "Communication backend. `auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
     )
+
+    @property
+    def sends_int8(self) -> bool:
+        """Return True if messages along an axis are int8, with a scale for each block of values."""
+        return "int8" in (self.wire_row, self.wire_column)
 
     @model_validator(mode="after")
     def _check_all_reduce(self) -> "AllReduceSection":

@@ -26,6 +26,7 @@ class GradientBuffer:
         multiple: the length of every bucket is a multiple of this.
         extra: number of values that are averaged in the same messages: the loss and batch norm's running statistics. If
             there are several shards, they have a bucket of their own, which is not sharded.
+        isolate_extra: give them a bucket of their own in any case.
         shard: index of this rank's shard, whose averages it holds.
     """
 
@@ -37,6 +38,7 @@ class GradientBuffer:
         bucket_elements: int,
         multiple: int = 1,
         extra: int = 1,
+        isolate_extra: bool = False,
         shards: int = 1,
         shard: int = 0,
     ) -> None:
@@ -45,7 +47,7 @@ class GradientBuffer:
         lengths = [p.numel() for p in reversed(self.parameters.values())] + [extra]
         if shards > 1:
             multiple *= ALIGNMENT_ELEMENTS  # so that kernels can read shards in aligned vectors
-        self.layout = plan_buckets(lengths, bucket_elements, multiple, isolate_last=shards > 1)
+        self.layout = plan_buckets(lengths, bucket_elements, multiple, isolate_last=isolate_extra or shards > 1)
         *starts, extra_start = self.layout.starts
         self.offsets = dict(zip(self.parameters, reversed(starts), strict=True))
         """First element of each parameter, by name."""

@@ -20,9 +20,9 @@ from torch import nn
 from podscale.config.model import ModelSection
 from podscale.config.train import AllReduceSection
 from podscale.pytorch.all_reduce import AllReduce, build_all_reduce
-from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES
 from podscale.pytorch.all_reduce.collectives import build_collectives
 from podscale.pytorch.all_reduce.plan import equal_spans
+from podscale.pytorch.all_reduce.wire_formats import FP32
 from podscale.pytorch.mesh import Mesh, build_mesh
 from podscale.pytorch.models import build_model
 from podscale.pytorch.reducer import BucketedReducer
@@ -111,7 +111,7 @@ def relative_rms_error(world: World, all_reduce: AllReduce) -> float:
 
 def _measure_phases(world: World, mesh: Mesh, job: LinkBenchmarkJob) -> Iterator[dict[str, Any]]:
     """Time reduce-scatter and all-gather of S bytes along rows, all-reduce of S / row along columns, in fp32."""
-    row, column = (build_collectives(axis, WIRE_DTYPES["fp32"], world.device) for axis in (mesh.row, mesh.column))
+    row, column = (build_collectives(axis, FP32, world.device) for axis in (mesh.row, mesh.column))
     for size in job.sizes:
         bucket = torch.zeros(max(size // 4 // mesh.row.size, 1) * mesh.row.size, device=world.device)
         parts = equal_spans(len(bucket), mesh.row.size)

@@ -6,6 +6,9 @@ timing, so the same run gives the same bits, with or without overlap, resumed or
 rebuilds its buckets after the first step, so a resumed run may differ in the last bits.)
 
 For a sharded optimizer step the average stops after the reduce-scatter: each rank holds its shard of every bucket.
+
+The extra values of a step, its loss and batch norm's running statistics, share the last bucket. int8 messages would
+round a small statistic beside a large one to 0, so with them these values have their own bucket, averaged in fp32.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
 from podscale.distributed.waits import GRADIENTS, waiting_for, waiting_for_bucket
-from podscale.pytorch.all_reduce import AllReduce, ShardedAllReduce, build_all_reduce
+from podscale.pytorch.all_reduce import AllReduce, FlatAllReduce, ShardedAllReduce, build_all_reduce
 from podscale.pytorch.comm_queue import Wait, build_comm_queue
 from podscale.pytorch.flat_buffers import GradientBuffer, strided_like
 from podscale.pytorch.world import World
@@ -70,6 +73,7 @@ def build_reducer(
         bucket_mb=section.bucket_mb,
         overlap=section.overlap,
         extra=extra,
+        extra_all_reduce=FlatAllReduce(world) if section.sends_int8 else None,
         sharded=sharded,
     )
 
@@ -87,6 +91,7 @@ class BucketedReducer(GradientReducer):
         bucket_mb: size of a bucket, MiB of fp32.
         overlap: submit a bucket as soon as it is complete, not after backward.
         extra: number of values per rank that are averaged along with the gradients.
+        extra_all_reduce: averages the extra values in a bucket of their own; default: `all_reduce`, with gradients.
         sharded: stop after the reduce-scatter, for a sharded optimizer step.
     """
 
@@ -99,9 +104,11 @@ class BucketedReducer(GradientReducer):
         bucket_mb: float = 25.0,
         overlap: bool = True,
         extra: int = 1,
+        extra_all_reduce: AllReduce | None = None,
         sharded: bool = False,
     ) -> None:
         self.module, self.all_reduce, self._overlap = model, all_reduce, overlap
+        self._last_all_reduce = extra_all_reduce or all_reduce
         self.sharded_all_reduce = _require_sharded(all_reduce) if sharded else None
         self.buffer = GradientBuffer(
             model,
@@ -109,6 +116,7 @@ class BucketedReducer(GradientReducer):
             bucket_elements=int(bucket_mb * 2**20) // 4,
             multiple=world.size,  # so that any algorithm can cut a bucket into its shards
             extra=extra,
+            isolate_extra=extra_all_reduce is not None,
             shards=self.sharded_all_reduce.shards if self.sharded_all_reduce else 1,
             shard=self.sharded_all_reduce.shard if self.sharded_all_reduce else 0,
         )
@@ -186,12 +194,14 @@ class BucketedReducer(GradientReducer):
 
     def _average_bucket(self, number: int) -> None:
         """Average a bucket in place: all of it, or this rank's shard."""
-        bucket, averages = self._buckets[number], self.buffer.averages
+        bucket = self._buckets[number]
         with waiting_for_bucket(number + 1):
-            if self.sharded_all_reduce is None or number == len(averages):  # the last bucket holds `extra` unsharded
+            if number == len(self._buckets) - 1:  # it holds the extra values and is not sharded
+                self._last_all_reduce(bucket)
+            elif self.sharded_all_reduce is None:
                 self.all_reduce(bucket)
             else:
-                averages[number].copy_(self.sharded_all_reduce.reduce_scatter(bucket))
+                self.buffer.averages[number].copy_(self.sharded_all_reduce.reduce_scatter(bucket))
 
 
 class DdpReducer(GradientReducer):

@@ -243,7 +243,7 @@ def evaluation_weights(optimizer: Optimizer, weights: FlatWeights) -> list[Tenso
 def log_wire_error(
     section: AllReduceSection, reducer: GradientReducer, world: World, training_logger: TrainingLogger
 ) -> None:
-    """Measure and log the error of an all-reduce in bf16 or fp16, if the document asks for such a wire format."""
+    """Measure and log the error of an all-reduce in bf16, fp16 or int8, if the document asks for such a wire format."""
     wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
     if set(wires.values()) != {"fp32"} and isinstance(reducer, BucketedReducer):
         error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))

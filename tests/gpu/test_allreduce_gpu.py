@@ -77,7 +77,7 @@ def test_all_reduce_algorithms_on_nccl(size: int, tmp_path: Path) -> None:
         assert torch.equal(mean, again), f"{name}: a rerun, overlap or a graph changed the bits"
         assert all(torch.equal(mean, other[name][0]) for other in results[1:]), f"{name}: ranks differ"
         if name.startswith("{"):
-            tolerance = 3e-2 if "bf16" in name else 1e-6
+            tolerance = 3e-2 if "bf16" in name else 8e-2 if "int8" in name else 1e-6
             assert (mean - exact[len(mean)]).abs().max() < tolerance, name
     gradients = {name: mean for name, (mean, _) in results[0].items() if name.startswith(("reducer", "hook"))}
     assert len(gradients) == 9

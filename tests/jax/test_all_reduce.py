@@ -121,3 +121,5 @@ def test_options_that_this_engine_lacks_are_refused() -> None:
         build_all_reduce(AllReduceSection(algorithm="tree"), mesh)
     with refused("fp32", field="train.all_reduce.wire_row"):
         build_all_reduce(AllReduceSection(algorithm="torus2d", wire_row="bf16"), mesh)
+    with refused("fp32", field="train.all_reduce.wire_column"):
+        build_all_reduce(AllReduceSection(algorithm="torus2d", wire_column="int8"), mesh)

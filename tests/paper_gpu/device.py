@@ -38,6 +38,7 @@ COLLECTIVE_WRITES = {
     "c10d::reduce_": "tensors",
     "c10d::_allgather_base_": "output_tensor",
     "c10d::_reduce_scatter_base_": "output_tensor",
+    "c10d::alltoall_base_": "output",
     "c10d::recv_": "tensors",
     "c10d::send": None,
 }

@@ -36,7 +36,7 @@ def contribution(rank: int, length: int) -> Tensor:
 
 
 def sections(size: int) -> Iterator[dict[str, Any]]:
-    for wire in ("fp32", "bf16"):
+    for wire in ("fp32", "bf16", "int8"):
         yield from ({"algorithm": name, "wire_column": wire} for name in ("flat", "ring", "tree"))
         for name in ("hierarchical", "torus2d", "hybrid"):
             rows = [row for row in (1, 2, 4) if size % row == 0]

@@ -166,7 +166,7 @@ def float64_engine() -> Iterator[None]:
     """Let the PyTorch engine compute in float64, its messages included."""
     import torch
 
-    from podscale.pytorch.all_reduce import WIRE_DTYPES
+    from podscale.pytorch.all_reduce.wire_formats import WIRE_FORMATS, CastFormat
     from podscale.pytorch.flat_buffers import GATHER_DTYPES
 
     engine = [module for name, module in sys.modules.items() if name.startswith("podscale.pytorch.")]
@@ -175,8 +175,8 @@ def float64_engine() -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch.Tensor, "float", torch.Tensor.double))
-            for dtypes in (WIRE_DTYPES, GATHER_DTYPES):
-                stack.enter_context(patch.dict(dtypes, fp32=torch.float64))
+            stack.enter_context(patch.dict(WIRE_FORMATS, fp32=CastFormat(torch.float64)))
+            stack.enter_context(patch.dict(GATHER_DTYPES, fp32=torch.float64))
             for module in engine:
                 if getattr(module, "torch", None) is torch:
                     stack.enter_context(patch.object(module, "torch", TorchInFloat64("torch")))

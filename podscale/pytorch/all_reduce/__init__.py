@@ -3,7 +3,6 @@
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.algorithms import (
-    WIRE_DTYPES,
     AllReduce,
     DoubleTreeAllReduce,
     FlatAllReduce,
@@ -13,6 +12,7 @@ from podscale.pytorch.all_reduce.algorithms import (
     ShardedAllReduce,
 )
 from podscale.pytorch.all_reduce.torus2d import Torus2DAllReduce, WorldTorus2DAllReduce
+from podscale.pytorch.all_reduce.wire_formats import WIRE_FORMATS
 from podscale.pytorch.mesh import build_line, build_mesh
 from podscale.pytorch.world import World
 
@@ -29,7 +29,7 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
             got="nccl",
             hint="Check the driver and the job's resources, or set train.all_reduce.backend=auto to train on CPUs.",
         )
-    device, row, column = world.device, WIRE_DTYPES[section.wire_row], WIRE_DTYPES[section.wire_column]
+    device, row, column = world.device, WIRE_FORMATS[section.wire_row], WIRE_FORMATS[section.wire_column]
     match section.algorithm:
         case "flat":
             return FlatAllReduce(world, column)

@@ -24,19 +24,17 @@ from torch import Tensor
 
 from podscale.pytorch.all_reduce.collectives import (
     SEGMENT_ELEMENTS,
-    BackendCollectives,
     P2PCollectives,
     all_gather_tensor,
+    build_backend_collectives,
     build_collectives,
-    build_transport,
 )
 from podscale.pytorch.all_reduce.plan import Span, double_tree, equal_spans
+from podscale.pytorch.all_reduce.transports import build_transport
+from podscale.pytorch.all_reduce.wire_formats import FP32, WireFormat
 from podscale.pytorch.comm_queue import build_comm_queue, run_pipelined, slice_count
 from podscale.pytorch.mesh import Axis, Mesh
 from podscale.pytorch.world import World
-
-WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes of messages by their names in a run document."""
 
 
 class AllReduce(Protocol):
@@ -67,17 +65,17 @@ class ShardedAllReduce(AllReduce, Protocol):
         ...
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
-        """Fill `out` [shards * len(shard)] with every rank's `shard`, in order, in their dtype (not the wire dtype)."""
+        """Fill `out` [shards * len(shard)] with every rank's `shard`, in order and in their dtype."""
         ...
 
 
 class FlatAllReduce(ShardedAllReduce):
-    """The backend's own all-reduce over all ranks. It has one shard per rank."""
+    """The backend's own all-reduce over all ranks, or its all-to-all for int8. It has one shard per rank."""
 
-    def __init__(self, world: World, wire: torch.dtype = torch.float32) -> None:
+    def __init__(self, world: World, wire: WireFormat = FP32) -> None:
         self.shards, self.shard = world.size, world.rank
         axis = Axis("line", tuple(range(world.size)), world.rank, world.consecutive_group(world.size))
-        self._group, self._line = axis.group, BackendCollectives(axis, wire)
+        self._group, self._line = axis.group, build_backend_collectives(axis, wire, world.device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         parts = equal_spans(len(bucket), self.shards)
@@ -95,7 +93,7 @@ class FlatAllReduce(ShardedAllReduce):
 class RingAllReduce(ShardedAllReduce):
     """Ring along an axis with all ranks. It has one shard per rank."""
 
-    def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
+    def __init__(self, line: Axis, device: torch.device, wire: WireFormat = FP32) -> None:
         self._ranks = [line.group_rank(position) for position in range(line.size)]
         self.shards, self.shard = line.size, self._ranks[line.position]
         self._line, self._ring = line, P2PCollectives(line, wire, device)
@@ -121,7 +119,7 @@ class RingAllReduce(ShardedAllReduce):
 class DoubleTreeAllReduce(AllReduce):
     """Double binary tree along an axis with all ranks."""
 
-    def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
+    def __init__(self, line: Axis, device: torch.device, wire: WireFormat = FP32) -> None:
         self._line = line
         self._transport = build_transport(line, wire, device)
         self._segment = SEGMENT_ELEMENTS[device.type]
@@ -138,8 +136,8 @@ class GridAllReduce:
         self,
         mesh: Mesh,
         device: torch.device,
-        wire_row: torch.dtype = torch.float32,
-        wire_column: torch.dtype = torch.float32,
+        wire_row: WireFormat = FP32,
+        wire_column: WireFormat = FP32,
     ) -> None:
         self._mesh = mesh
         self._ranks = mesh.row.size * mesh.column.size

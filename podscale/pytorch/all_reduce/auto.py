@@ -16,7 +16,8 @@ from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
 from podscale.distributed.waits import waiting_for
 from podscale.hardware.collective_cost import AllReduceChoice, Fabric, LinkAxis, choose_all_reduce, fit_link_axis
-from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES, AllReduce
+from podscale.pytorch.all_reduce.algorithms import AllReduce
+from podscale.pytorch.all_reduce.wire_formats import WIRE_FORMATS
 from podscale.pytorch.mesh import Axis, build_line, build_mesh, plan_rows
 from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.timing import time_slowest_rank
@@ -84,7 +85,7 @@ def resolve_algorithm(
 
     def measure() -> dict[str, Any]:
         fabric = measure_fabric(world, section.row)
-        row_volume, column_volume = (WIRE_DTYPES[wire].itemsize / 4 for wire in wires)
+        row_volume, column_volume = (WIRE_FORMATS[wire].bytes_per_value / 4 for wire in wires)
         links = fabric.with_wire_formats(row_volume, column_volume)
         choice = choose_all_reduce(links, gradient_bytes, _allowed_algorithms(section, sharded))
         return {"choice": asdict(choice), "fabric": asdict(fabric)}
@@ -95,7 +96,7 @@ def resolve_algorithm(
 
 
 def _allowed_algorithms(section: AllReduceSection, sharded: bool) -> Sequence[str]:
-    """Return the algorithms that the document allows. A wire dtype for rows needs an algorithm with rows."""
+    """Return the algorithms that the document allows. A wire format for rows needs an algorithm with rows."""
     allowed = [name for name in CANDIDATES if section.wire_row == "fp32" or name in WITH_ROWS]
     return [name for name in allowed if not sharded or name in SHARDED_CANDIDATES]
 

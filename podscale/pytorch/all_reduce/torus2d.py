@@ -14,6 +14,7 @@ from torch import Tensor
 from podscale.pytorch.all_reduce.algorithms import GridAllReduce, ShardedAllReduce
 from podscale.pytorch.all_reduce.collectives import all_gather_tensor
 from podscale.pytorch.all_reduce.plan import Span, equal_spans
+from podscale.pytorch.all_reduce.wire_formats import WireFormat
 from podscale.pytorch.comm_queue import run_pipelined, slice_count
 from podscale.pytorch.mesh import Mesh
 
@@ -30,10 +31,10 @@ def slice_spans(length: int, shards: int, slices: int) -> list[list[Span]]:
 class Torus2DAllReduce(GridAllReduce, ShardedAllReduce):
     """2-D torus all-reduce. It has one shard per position of the row.
 
-    `wires` are the dtypes of messages along the rows and along the columns; default: fp32.
+    `wires` are the formats of messages along the rows and along the columns; default: fp32.
     """
 
-    def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:
+    def __init__(self, mesh: Mesh, device: torch.device, *wires: WireFormat) -> None:
         super().__init__(mesh, device, *wires)
         self.shards, self.shard = mesh.row.size, mesh.row.position
 
@@ -72,7 +73,7 @@ class WorldTorus2DAllReduce(Torus2DAllReduce):
     Shard p * columns + q is part q of the row's part p, with `columns` the ranks of a column.
     """
 
-    def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:
+    def __init__(self, mesh: Mesh, device: torch.device, *wires: WireFormat) -> None:
         super().__init__(mesh, device, *wires)
         self.shards = mesh.row.size * mesh.column.size
         self.shard = mesh.row.position * mesh.column.size + mesh.column.position

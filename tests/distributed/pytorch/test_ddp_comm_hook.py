@@ -27,6 +27,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"algorithm": "hierarchical", "row": 2},
     {"algorithm": "hybrid", "row": 2, "hybrid_mb": 0.01},
     {"algorithm": "torus2d", "row": 2, "wire_column": "bf16"},
+    {"algorithm": "flat", "wire_column": "int8"},
 ]
 STEPS = 4
 

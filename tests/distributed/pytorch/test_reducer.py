@@ -116,6 +116,32 @@ def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(run_world: Any) ->
             assert torch.equal(averaged, gathered)
 
 
+def with_int8(world: World) -> dict[tuple[str, bool], list[Tensor]]:
+    """Return averages over int8 messages, with small statistics beside a large one."""
+    results = {}
+    for name, is_sharded in product(("flat", "torus2d"), (False, True)):
+        section = AllReduceSection(algorithm=name, row=2, wire_row="fp32", wire_column="int8", bucket_mb=0.01)
+        reducer = build_reducer(section, network(), world, extra=EXTRA, sharded=is_sharded)
+        reducer.start_step()
+        images, labels = data(world.rank)
+        reducer.buffer.extra_values += torch.tensor([1e6, 1e-3, float(world.rank)])
+        reducer.backward(nn.functional.cross_entropy(reducer.module(images), labels), last=True)
+        reducer.finish()
+        gradients = [] if is_sharded else [g.clone() for g in reducer.buffer.views]
+        results[name, is_sharded] = [*gradients, reducer.buffer.extra_values.clone()]
+        reducer.close()
+    return results
+
+
+def test_int8_messages_leave_the_extra_values_in_fp32(run_world: Any) -> None:
+    ranks = run_world(4, with_int8)
+    for key, (*gradients, extra) in ranks[0].items():
+        assert extra.tolist() == pytest.approx([1e6, 1e-3, 1.5], rel=1e-6), key
+        for gradient, expected in zip(gradients, oracle(4), strict=not key[1]):
+            np.testing.assert_allclose(gradient.numpy(), expected, rtol=0, atol=5e-3, err_msg=str(key))
+        assert all(torch.equal(a, b) for other in ranks for a, b in zip(ranks[0][key], other[key], strict=True)), key
+
+
 def early_reduction(world: World) -> int:
     """Return the number of buckets submitted before the last pass of a step."""
     reducer = BucketedReducer(network(), FlatAllReduce(world), world, bucket_mb=1 / 1024)

@@ -132,7 +132,14 @@ def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     streams = {}
     torus = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05, "wire_column": "bf16"}
     for size, more in (
-        (2, {"train__precision": "bf16", "model__batch_norm": {"span": 4}}),  # half a rank's batch
+        (
+            2,
+            {
+                "train__all_reduce": {"wire_column": "int8"},
+                "train__precision": "bf16",
+                "model__batch_norm": {"span": 4},  # half a rank's batch
+            },
+        ),
         (
             4,
             {
@@ -222,8 +229,8 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
     assert events.count("resumed") == 1
 
 
-def poison(steps: range, rank: int) -> Prepare:
-    """Replace one rank's normalised images by NaN in these steps."""
+def poison(steps: range, rank: int, *, gradients: bool = False) -> Prepare:
+    """Replace one rank's normalised images by NaN in these steps; if `gradients`, one of its gradients, and no loss."""
 
     def prepare(session: PyTorchTrainer) -> None:
         step = -1
@@ -233,22 +240,35 @@ def poison(steps: range, rank: int) -> Prepare:
             step = batch.host_batch.step
 
         def spoil(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-            spoiled = module.training and step in steps and session.world.rank == rank
-            return (inputs[0] * float("nan"),) if spoiled else inputs
+            return (spoil_tensor(inputs[0]) if module.training else inputs[0],)
 
-        session.state.model.get_submodule("conv1").register_forward_pre_hook(spoil)
+        def spoil_tensor(values: torch.Tensor) -> torch.Tensor:
+            return values * float("nan") if step in steps and session.world.rank == rank else values
+
+        first = session.state.model.get_submodule("conv1")
+        if gradients:
+            first.get_parameter("weight").register_hook(spoil_tensor)
+        else:
+            first.register_forward_pre_hook(spoil)
         before_every_step(session, remember)
 
     return prepare
 
 
-def test_a_nan_on_one_rank_masks_the_step_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+def test_a_nan_on_one_rank_masks_the_step_on_all(
+    run_world: Any, make_shard_set: Any, tmp_path: Path, wire: str
+) -> None:
+    """Also a gradient in int8 messages, which send codes. (The loss is sent in fp32, so it stays finite here.)"""
     shards = make_shard_set()
-    config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20)
+    all_reduce = {"wire_column": wire}
+    config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20, train__all_reduce=all_reduce)
+
+    bad = poison(range(4, 6), 1, gradients=wire == "int8")
 
     def body(world: World) -> tuple[TrainResult, dict[str, Any]]:
         live: list[PyTorchTrainer] = []
-        result = run_training(config, shards, world, lambda s: (poison(range(4, 6), 1)(s), live.append(s))[0])
+        result = run_training(config, shards, world, lambda s: (bad(s), live.append(s))[0])
         return result, {name: tensor.clone() for name, tensor in live[0].state.tensors().items()}
 
     (first, state), (second, other) = run_world(2, body)

@@ -298,6 +298,7 @@ def test_mlflow_needs_a_tracking_uri(tmp_path, monkeypatch):
         "train.all_reduce.algorithm=auto",
         "train.all_reduce.algorithm=ring",
         "train.all_reduce.wire_column=bf16",
+        "train.all_reduce.wire_column=int8",
         "train.all_reduce.overlap=false",
         "train.all_reduce.backend=nccl",
         "train.loss=binary_cross_entropy",

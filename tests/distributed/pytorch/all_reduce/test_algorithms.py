@@ -23,7 +23,7 @@ from podscale.pytorch.all_reduce import (
     build_all_reduce,
     collectives,
 )
-from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES
+from podscale.pytorch.all_reduce.wire_formats import WIRE_FORMATS, CastFormat, WireFormat
 from podscale.pytorch.mesh import Axis, build_line, build_mesh
 from podscale.pytorch.world import World
 from tests.support import reduction
@@ -117,7 +117,7 @@ def test_sums_have_the_bits_of_the_planned_order(worlds: list[dict[tuple[Case, i
 
 
 def simulated(case: Case, values: list[Tensor]) -> Tensor:
-    wire_row, wire = WIRE_DTYPES[case.wire_row], WIRE_DTYPES[case.wire_column]
+    wire_row, wire = WIRE_FORMATS[case.wire_row], WIRE_FORMATS[case.wire_column]
     column: Callable[..., Tensor] = functools.partial(reduction.ring, wire=wire)
     name = case.algorithm
     if name == "hybrid":
@@ -171,8 +171,9 @@ def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(run_world: Any) ->
 def as_on_gpus(world: World) -> None:
     """Check the grids with the backend's own collectives, as on GPUs, but with gloo's."""
 
-    def backend(axis: Axis, wire: torch.dtype, device: torch.device) -> collectives.AxisCollectives:
-        return collectives.BackendCollectives(axis, wire)
+    def backend(axis: Axis, wire: WireFormat, device: torch.device) -> collectives.AxisCollectives:
+        assert isinstance(wire, CastFormat)
+        return collectives.BackendCollectives(axis, wire.dtype)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithms, "build_collectives", backend)

@@ -70,7 +70,7 @@ def test_another_world_or_model_chooses_again(run_world: RunWorld, tmp_path: Pat
 
 
 def test_a_wire_format_for_rows_chooses_an_algorithm_with_rows(run_world: RunWorld, tmp_path: Path) -> None:
-    section = AllReduceSection(algorithm="auto", row=2, wire_row="bf16", wire_column="bf16")
+    section = AllReduceSection(algorithm="auto", row=2, wire_row="bf16", wire_column="int8")
 
     def body(world: World) -> tuple[str, ...]:
         from podscale.pytorch.all_reduce.auto import resolve_algorithm

@@ -21,6 +21,7 @@ from podscale.pytorch.all_reduce.plan import (
     tree_children,
     tree_parent,
 )
+from podscale.pytorch.all_reduce.wire_formats import FP32
 from tests.support import reduction
 
 SIZES = range(1, 10)
@@ -74,13 +75,13 @@ def test_plans_add_in_the_stated_order(length: int, segment: int, eager: bool) -
         shape = {"size": size, "length": length, "segment": segment}
         scattered = outcome(size, length, [scatter], eager=eager)
         mine = torch.cat([scattered[position][start:stop] for position, (start, stop) in enumerate(parts)])
-        assert torch.equal(mine, reduction.ring_shards(values, torch.float32))
+        assert torch.equal(mine, reduction.ring_shards(values, FP32))
         for planners, want in (
-            ([scatter, gather], reduction.ring(values, torch.float32)),
-            ([partial(double_tree, **shape)], reduction.double_tree(values, torch.float32)),
+            ([scatter, gather], reduction.ring(values, FP32)),
+            ([partial(double_tree, **shape)], reduction.double_tree(values, FP32)),
             (
                 [partial(chain_reduce, **shape), partial(chain_broadcast, **shape)],
-                reduction.hierarchical(values, size, torch.float32, lambda one: one[0]),
+                reduction.hierarchical(values, size, FP32, lambda one: one[0]),
             ),
         ):
             assert all(torch.equal(buffer, want) for buffer in outcome(size, length, planners, eager=eager))
