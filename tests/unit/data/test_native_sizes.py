@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 KERNELS = pytest.mark.parametrize("kernels", native_module.kernels())
 THIN = [(4096, 9), (9, 4096), (4097, 16), (17, 4099), (8192, 33), (33, 8192), (8191, 3), (1, 8191)]
 """Heights and widths, pixels."""
-LARGE = (8192, 8192)
+LARGE = (4096, 8192)
 
 
 def crops_of(height: int, width: int) -> list[CropParams]:
@@ -63,7 +63,7 @@ def test_crops_of_long_and_thin_images(kind, kernels) -> None:
         assert_exact_in_every_way(decoder, image, crops_of(height, width))
 
 
-def test_crops_of_an_image_of_8192_pixels_a_side() -> None:
+def test_crops_of_an_image_of_33_million_pixels() -> None:
     """A part of it, and all of it."""
     height, width = LARGE
     image = Photograph(as_record(large("4:2:0", height, width)), height, width)
