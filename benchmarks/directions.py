@@ -316,8 +316,11 @@ def write_page(folder: Path, name: str, lines: Sequence[str], trained: Mapping[s
 
 def close_up_table(close_up: CloseUp, series: Mapping[str, Rows]) -> list[str]:
     """Return the lines of a table of single steps: of each run the loss before a step and the lengths of its parts."""
-    shown = (Column("loss", "loss", max, ".2f"), Column("step / weights", "length", max, ".4f"))
-    shown += (Column(f"{close_up.name.removeprefix('the ')} / gradient", close_up.value, max, ".4f"),)
+    shown = (
+        Column("loss", "loss", max, ".2f"),
+        Column("step / weights", "length", max, ".4f"),
+        Column(f"{close_up.name.removeprefix('the ')} / gradient", close_up.value, max, ".4f"),
+    )
     heads = [f"{run}: {column.title}" for run in series for column in shown]
     first = next(step for step, row in enumerate(series[close_up.runs[0]]) if row.get(close_up.value) is not None)
     lines = [f"Single steps; {close_up.name} begins with the second. The loss is the one before the step.", ""]
