@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills fuzz images wheels dist release \
+.PHONY: help run test test-slow test-examples test-drills test-gpu-paper test-oldest test-programs coverage mutation-check lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills fuzz images wheels dist release \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -49,6 +49,9 @@ test-programs: ## install Debian's packages of programs without which tests are 
 
 coverage: .venv/.dev ## run every test and report the lines that ran: slower, and without the lines of training ranks
 	@$(SUITE) --cov --cov-report=term:skip-covered $(ARGS)
+
+mutation-check: .venv/.dev ## change each formula of the optimizers and schedules once, and check that a test fails
+	@$(BIN)/python -m tools.mutation_check $(ARGS)
 
 lint: .venv/.dev ## check style (ruff), names and docstrings, and links between Markdown pages
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -60,6 +60,15 @@ class Picture(NamedTuple):
     steps: int = 15
 
 
+class CloseUp(NamedTuple):
+    """Table of single steps of some runs, from the one before the first step for which the first run has a value."""
+
+    runs: Sequence[str]
+    value: str
+    name: str
+    steps: int = 6
+
+
 class Family(NamedTuple):
     """Trainings that a page compares, and the epochs of each."""
 
@@ -67,6 +76,7 @@ class Family(NamedTuple):
     epochs: int
     runs: Mapping[str, Run]
     pictures: Sequence[Picture]
+    close_up: CloseUp | None = None
 
 
 def nlcg(**options: Any) -> Run:
@@ -91,7 +101,10 @@ FAMILIES: dict[str, Family] = {
             "SGD": Run(3.2, {"name": "sgd", "momentum": 0.9}),
             "LARS": Run(8.0, {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.004}),
         },
-        (SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
+        (
+            *(SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
+            Picture("base_rate", "Part of the learning rate that the step heuristic leaves", "base rate", 1),
+        ),
     ),
     "neumann": Family(
         "What Neumann's steps do",
@@ -104,6 +117,7 @@ FAMILIES: dict[str, Family] = {
             "Nesterov": Run(0.4, {"name": "sgd", "nesterov": True, "momentum": 0.95}),
         },
         (SLOPE, ANGLE, Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1)),
+        CloseUp(("Neumann", "no regulariser"), "push", "the regulariser"),
     ),
 }
 """Neumann's and Nesterov's settings are the choices of their study at this batch. NLCG's study is not finished: its
@@ -291,11 +305,31 @@ def write_page(folder: Path, name: str, lines: Sequence[str], trained: Mapping[s
         found = [(column, later_values(rows, column.value)) for column in recorded]
         cells = [f"{column.summary(values):{column.format}}" if values else "" for column, values in found]
         table.append(f"| {run}, rate {FAMILIES[name].runs[run].rate:g} | {top1:.2%} | {' | '.join(cells)} |")
+    if (close_up := FAMILIES[name].close_up) is not None:
+        table += ["", *close_up_table(close_up, {run: trained[run][0] for run in close_up.runs})]
     series = {run: rows for run, (rows, _) in trained.items()}
     shown = {f"{name}-direction-{each.value.replace('_', '-')}.svg": each for each in FAMILIES[name].pictures}
     pictures = {file: draw(each, series) for file, each in shown.items()}
     links = [line for file, each in shown.items() for line in ("", f"![{each.title}]({file})")]
     write_results(folder, f"{name}-direction.md", [*lines, *EXPLANATION, *table, *links], pictures)
+
+
+def close_up_table(close_up: CloseUp, series: Mapping[str, Rows]) -> list[str]:
+    """Return the lines of a table of single steps: of each run the loss before a step and the lengths of its parts."""
+    shown = (
+        Column("loss", "loss", max, ".2f"),
+        Column("step / weights", "length", max, ".4f"),
+        Column(f"{close_up.name.removeprefix('the ')} / gradient", close_up.value, max, ".4f"),
+    )
+    heads = [f"{run}: {column.title}" for run in series for column in shown]
+    first = next(step for step, row in enumerate(series[close_up.runs[0]]) if row.get(close_up.value) is not None)
+    lines = [f"Single steps; {close_up.name} begins with the second. The loss is the one before the step.", ""]
+    lines += [f"| step | {' | '.join(heads)} |", "|---:|" + "---:|" * len(heads)]
+    for step in range(max(0, first - 1), min(first - 1 + close_up.steps, *map(len, series.values()))):
+        found = [(rows[step].get(column.value), column.format) for rows in series.values() for column in shown]
+        cells = ["" if value is None else f"{value:{style}}" for value, style in found]
+        lines.append(f"| {step + 1} | {' | '.join(cells)} |")
+    return lines
 
 
 def later_values(rows: Rows, value: str) -> list[float]:

@@ -1,7 +1,9 @@
 """Change one formula or constant at a time and check that a test fails: `python -m tools.mutation_check [PART ...]`.
 
-Each mutation replaces a text of one module as a forked child imports it, and runs the tests that should notice. No file
-changes. A mutation that no test notices is reported, and the exit code is 1.
+Each mutation replaces a text of one module as a forked child imports it, and runs the tests that should notice. No
+source file changes. Tests of several ranks do not notice, because their ranks are no children of it. A mutation that no
+test notices is reported, and the exit code is 1. The outcomes are kept in `tests/support/mutation_outcomes.md`, with
+the first test that failed.
 Constants of presets are changed, one at a time, by `test_preset_trajectories.py` in `tests/distributed/pytorch` and
 `tests/jax`.
 
@@ -11,7 +13,7 @@ Args (of the command):
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,6 +31,7 @@ PARITY, JAX_OPTIM = "tests/unit/pytorch/optim/test_torch_parity.py", "tests/jax/
 SCHEDULES = "tests/unit/training/test_schedules.py"
 PYTORCH, JAX = "podscale/pytorch/optim", "podscale/jax/optim"
 NLCG_RATES = "podscale/training/nlcg_rates.py"
+SHAMPOO, SECOND_ORDER = "tests/unit/pytorch/optim/test_shampoo.py", "tests/jax/optim/test_second_order.py"
 MUON, MUON_TESTS = "podscale/training/muon.py", "tests/unit/pytorch/optim/test_muon.py"
 
 
@@ -211,9 +214,212 @@ MUTATIONS = (
     Mutation(
         "running statistics keep 0.1 of the old",
         "podscale/pytorch/batch_norm/layer.py",
-        "running, self.part_size, self.momentum, self.eps)",
-        "running, self.part_size, 1 - self.momentum, self.eps)",
-        "tests/distributed/pytorch/test_batch_norm.py -k share_statistics",
+        "self.training, self.momentum, self.eps)",
+        "self.training, 1 - self.momentum, self.eps)",
+        "tests/distributed/pytorch/test_preset_trajectories.py -k adya2018-cifar100-16k",
+    ),
+    Mutation(
+        "Adam's mean without its correction",
+        f"{PYTORCH}/adaptive.py",
+        "torch._foreach_mul_(group.gradients, first)",
+        "torch._foreach_mul_(group.gradients, 1.0)",
+        f"{PARITY} -k adam",
+    ),
+    Mutation(
+        "Adam's root without its correction",
+        f"{PYTORCH}/adaptive.py",
+        "torch._foreach_mul_(group.gradients, second)",
+        "torch._foreach_mul_(group.gradients, 1.0)",
+        f"{PARITY} -k adam",
+    ),
+    Mutation(
+        "AdamW decays inside of the moments",
+        f"{PYTORCH}/adaptive.py",
+        "if not self._decoupled:",
+        "if True:",
+        f"{PARITY} -k adam",
+    ),
+    Mutation(
+        "Adam's mean without its correction, JAX",
+        f"{JAX}/adaptive.py",
+        "divide_or_zero(first * mean,",
+        "divide_or_zero(mean,",
+        f"{JAX_OPTIM} -k adam_of",
+    ),
+    Mutation(
+        "AdamW decays inside of the moments, JAX",
+        f"{JAX}/adaptive.py",
+        "if not self.decoupled:",
+        "if True:",
+        f"{JAX_OPTIM} -k adam_of",
+    ),
+    Mutation(
+        "LAMB's ratio inverted",
+        f"{PYTORCH}/adaptive.py",
+        "torch.where((w > 0) & (u > 0), w / u, 1.0)",
+        "torch.where((w > 0) & (u > 0), u / w, 1.0)",
+        f"{OPTIM} -k lamb",
+    ),
+    Mutation(
+        "LAMB scales batch norm and biases",
+        f"{PYTORCH}/adaptive.py",
+        "torch.where(self._shard.uses_trust_ratio, ratio, 1.0)",
+        "ratio",
+        f"{OPTIM} -k lamb",
+    ),
+    Mutation(
+        "LAMB also lengthens short gradients",
+        f"{PYTORCH}/adaptive.py",
+        "factor = 1.0 / (total / self._clip_norm).clamp(min=1.0)",
+        "factor = 1.0 / (total / self._clip_norm)",
+        f"{OPTIM} -k lamb",
+    ),
+    Mutation(
+        "LAMB's ratio inverted, JAX",
+        f"{JAX}/adaptive.py",
+        "jnp.where((w > 0) & (u > 0), w / u, 1.0)",
+        "jnp.where((w > 0) & (u > 0), u / w, 1.0)",
+        f"{JAX_OPTIM} -k lamb_follows",
+    ),
+    Mutation(
+        "LAMB scales batch norm and biases, JAX",
+        f"{JAX}/adaptive.py",
+        "jnp.where(shard.uses_trust_ratio, ratio, 1.0)",
+        "ratio",
+        f"{JAX_OPTIM} -k lamb_follows",
+    ),
+    Mutation(
+        "TensorFlow's RMSProp begins at 0, JAX",
+        f"{JAX}/adaptive.py",
+        '1.0 if self.variant == "tensorflow" else 0.0',
+        "0.0",
+        f"{JAX_OPTIM} -k rmsprop_of",
+    ),
+    Mutation(
+        "Shampoo's length of the graft inverted",
+        f"{PYTORCH}/shampoo.py",
+        "torch.where(norms > 0, graft_norms / norms, 1.0)",
+        "torch.where(norms > 0, norms / graft_norms, 1.0)",
+        f"{SHAMPOO} -k oracle",
+    ),
+    Mutation(
+        "Shampoo's statistics keep 1 - beta2",
+        f"{PYTORCH}/shampoo_factors.py",
+        "beta=beta2, alpha=weight)",
+        "beta=weight, alpha=beta2)",
+        f"{SHAMPOO} -k oracle",
+    ),
+    Mutation(
+        "Shampoo's root of half the power",
+        f"{PYTORCH}/shampoo_factors.py",
+        "self._section.exponent or 2 * len(",
+        "self._section.exponent or len(",
+        f"{SHAMPOO} -k oracle",
+    ),
+    Mutation(
+        "eps of Shampoo left out of the matrices",
+        f"{PYTORCH}/shampoo_factors.py",
+        "/ 2 + eps * torch.eye(",
+        "/ 2 + 0.0 * torch.eye(",
+        f"{SHAMPOO} -k oracle",
+    ),
+    Mutation(
+        "Shampoo's length of the graft inverted, JAX",
+        f"{JAX}/shampoo.py",
+        "graft_norms / norms, 1.0)",
+        "norms / graft_norms, 1.0)",
+        f"{SECOND_ORDER} -k shampoo_follows",
+    ),
+    Mutation(
+        "Shampoo's statistics keep 1 - beta2, JAX",
+        f"{JAX}/shampoo_factors.py",
+        "new = beta2 * old + weight *",
+        "new = weight * old + beta2 *",
+        f"{SECOND_ORDER} -k shampoo_follows",
+    ),
+    Mutation(
+        "Neumann's time between resets does not double",
+        f"{PYTORCH}/neumann.py",
+        "copy_where_finite(reset, self._period, 2.0 * self._period)",
+        "copy_where_finite(reset, self._period, self._period)",
+        f"{EXTREME} -k neumann_follows",
+    ),
+    Mutation(
+        "a reset of Neumann keeps the buffer",
+        f"{PYTORCH}/neumann.py",
+        "torch.where(is_neumann, torch.where(reset, 0.0, mu), 1.0)",
+        "torch.where(is_neumann, mu, 1.0)",
+        f"{EXTREME} -k neumann_follows",
+    ),
+    Mutation(
+        "a held reset of Neumann moves the weights",
+        f"{PYTORCH}/neumann.py",
+        "moves, is_neumann = finite & ~held,",
+        "moves, is_neumann = finite,",
+        f"{EXTREME} -k neumann_follows",
+    ),
+    Mutation(
+        "Neumann's regulariser acts at a reset",
+        f"{PYTORCH}/neumann.py",
+        "is_neumann & ~first & ~reset,",
+        "is_neumann & ~first,",
+        f"{EXTREME} -k neumann_follows",
+    ),
+    Mutation(
+        "Neumann's beta without the number of variables",
+        f"{PYTORCH}/neumann.py",
+        "section.beta * sum(each.size for each in shard.param_slices)",
+        "section.beta",
+        f"{EXTREME} -k neumann_follows",
+    ),
+    Mutation(
+        "Neumann's time between resets does not double, JAX",
+        f"{JAX}/neumann.py",
+        "jnp.where(reset, 2.0 * period, period)",
+        "period",
+        f"{SECOND_ORDER} -k neumann_follows",
+    ),
+    Mutation(
+        "a reset of Neumann keeps the buffer, JAX",
+        f"{JAX}/neumann.py",
+        "jnp.where(reset, 0.0, mu) * m",
+        "mu * m",
+        f"{SECOND_ORDER} -k neumann_follows",
+    ),
+    Mutation(
+        "gamma of Neumann swapped with 1 - gamma, JAX",
+        f"{JAX}/neumann.py",
+        "section.gamma * begun + (1.0 - section.gamma) * new",
+        "(1.0 - section.gamma) * begun + section.gamma * new",
+        f"{SECOND_ORDER} -k neumann_follows",
+    ),
+    Mutation(
+        "Polak-Ribiere without the previous descent, JAX",
+        f"{JAX}/nlcg.py",
+        "(rho - r_s_old)",
+        "rho",
+        f"{SECOND_ORDER} -k nlcg_follows",
+    ),
+    Mutation(
+        "released NLCG by the true displacement, JAX",
+        f"{JAX}/nlcg.py",
+        'hyper.learning_rate * scalars["base_rate"] if is_released else scalars["moved"]',
+        'scalars["moved"]',
+        f"{SECOND_ORDER} -k nlcg_follows",
+    ),
+    Mutation(
+        "Muon decays at the matrices' rate, JAX",
+        f"{JAX}/muon.py",
+        "1.0 - rates * hyper.weight_decay",
+        "1.0 - hyper.learning_rate * hyper.weight_decay",
+        "tests/jax/optim/test_muon.py -k oracle",
+    ),
+    Mutation(
+        "Muon without Nesterov's form, JAX",
+        f"{JAX}/muon.py",
+        "if self.nesterov:",
+        "if False:",
+        "tests/jax/optim/test_muon.py -k oracle",
     ),
 )
 
@@ -235,31 +441,72 @@ class MutatedSource(Loader, MetaPathFinder):
         exec(compile(self._source, str(self._path), "exec"), module.__dict__)
 
 
-def is_noticed(mutation: Mutation) -> bool:
-    """Return True if a test fails with the mutation, which only a forked child sees."""
+class FirstFailure:
+    """Plugin of pytest that writes the name of the first failing test to a file descriptor."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self._pipe, f"{report.nodeid}\n".encode())
+
+
+def noticing_test(mutation: Mutation) -> str:
+    """Return the first test that fails with the mutation, which only a forked child sees; "" if none does."""
     finder = MutatedSource(mutation)
     arguments = ["-q", "-x", "-n0", "-p", "no:cacheprovider", *mutation.tests.split()]
     if mutation.tests.startswith("tests/jax/"):
         arguments.append("--noconftest")  # its conftest runs tests in a process that would import the original
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         sys.meta_path.insert(0, finder)
         with Path(os.devnull).open("w", encoding="utf-8") as sink, redirect_stdout(sink), redirect_stderr(sink):
-            code = pytest.main(arguments)
+            code = pytest.main(arguments, plugins=[FirstFailure(writer)])
         os._exit(int(code))
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        failures = pipe.read().splitlines()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, 1), f"{mutation.name}: pytest {mutation.tests} ended with exit code {code}"
-    return code == 1
+    return failures[0] if failures else ""
+
+
+OUTCOMES = ROOT / "tests" / "support" / "mutation_outcomes.md"
+OUTCOMES_HEAD = """# Outcomes of the mutation check
+
+Each formula that was changed, and the first test that failed with the change. `make mutation-check` runs all and writes
+this list; `python -m tools.mutation_check PART` runs those whose names contain PART.
+
+| mutation | file | noticed by |
+|---|---|---|
+"""
+NOT_RUN, MISSED = "not run yet", "**no test**"
+
+
+def read_outcomes() -> dict[str, str]:
+    """Return the last outcome of each mutation by name."""
+    lines = OUTCOMES.read_text(encoding="utf-8").splitlines() if OUTCOMES.exists() else []
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return {name: noticed for name, _, noticed in rows[1:]}
+
+
+def outcomes_page(outcomes: Mapping[str, str]) -> str:
+    rows = (f"| {each.name} | `{each.path}` | {outcomes.get(each.name, NOT_RUN)} |\n" for each in MUTATIONS)
+    return OUTCOMES_HEAD + "".join(rows)
 
 
 def main(parts: list[str]) -> int:
-    """Run the mutations, print each one's outcome, and return the exit code."""
+    """Run the mutations, print and keep each one's outcome, and return the exit code."""
     chosen = [each for each in MUTATIONS if not parts or any(part in each.name for part in parts)]
-    missed = 0
+    missed, outcomes = 0, read_outcomes()
     for mutation in chosen:
-        noticed = is_noticed(mutation)
-        missed += not noticed
-        print(f"{'noticed' if noticed else 'MISSED '}  {mutation.name} ({mutation.tests})", flush=True)
+        test = noticing_test(mutation)
+        missed += not test
+        outcomes[mutation.name] = f"`{test}`" if test else MISSED
+        OUTCOMES.write_text(outcomes_page(outcomes), encoding="utf-8")
+        print(f"{'noticed' if test else 'MISSED '}  {mutation.name} ({test or mutation.tests})", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} noticed")
     return int(missed > 0)
 

@@ -5,21 +5,28 @@ table cell, a sentence or a preset that is gone is an error here.
 """
 
 import ast
+import csv
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
+from pipelines import presets
+from podscale.study import StudyDocument, read_study
 from tools.markdown_links import heading_slug
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY_DOCUMENTS = ROOT / "pipelines" / "studies"
 STUDY_RESULTS = ROOT / "benchmarks" / "results" / "learning"
 
-_IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
+NETWORKS = {"resnet18": "ResNet-18"}
+DATA = {"digits": "the digits", "imagenette224.tar": "Imagenette"}
+
 _HEADING = re.compile(r"^#{1,6} +(.+?)\s*$")
 
 
@@ -113,30 +120,90 @@ def studies_of(paper: str) -> list[str]:
 
 
 class StudyResult(NamedTuple):
-    """Result of a study, from the page that `podscale study` wrote. Empty findings if it has not been run."""
+    """Result of a study, from the page and the verdict that `podscale study` wrote.
+
+    Args:
+        verdict: In words; "" for a study without criteria.
+        scale: Network, image size, data, batch, epochs, steps and seeds, in words.
+        findings: Each criterion with its result; without criteria, the first finding of the page. Empty before it ran.
+    """
 
     name: str
     title: str
+    verdict: str = ""
+    scale: str = ""
     findings: tuple[str, ...] = ()
-    image: str = ""
-    image_title: str = ""
 
 
 def study_result(name: str) -> StudyResult:
-    """Return two findings and a picture of a study. Raises EvidenceError if there is neither document nor page.
-
-    The findings are the first two points of the list at the top of its page: the verdict on its criteria, if it has
-    any, and what follows it.
-    """
+    """Return the result of a study. Raises EvidenceError if it has no document or no page."""
     page, document = STUDY_RESULTS / f"{name}.md", STUDY_DOCUMENTS / f"{name}.yaml"
+    if not document.is_file():
+        raise EvidenceError(f"no study {name}")
+    study = read_study(document, {}, presets.resolve_preset)
     if not page.is_file():
-        if not document.is_file():
-            raise EvidenceError(f"no study {name}")
-        return StudyResult(name, yaml.safe_load(document.read_text(encoding="utf-8")).get("title", name))
-    text = page.read_text(encoding="utf-8")
-    title = _HEADING.match(text.partition("\n")[0])
-    findings = tuple(line.removeprefix("- ") for line in text.splitlines() if line.startswith("- "))[:2]
-    if not title or not findings:
-        raise EvidenceError(f"{page.relative_to(ROOT)} has no title or no findings")
-    image = _IMAGE.search(text)
-    return StudyResult(name, title[1], findings, *((image[2], image[1]) if image else ()))
+        return StudyResult(name, study.title or name)
+    file = STUDY_RESULTS / f"{name}.verdict.json"
+    if not file.is_file():
+        findings = [
+            line.removeprefix("- ") for line in page.read_text(encoding="utf-8").splitlines() if line[:2] == "- "
+        ]
+        if not findings:
+            raise EvidenceError(f"{page} has no findings")
+        return StudyResult(name, study.title, "", study_scale(study), (findings[0],))
+    verdict = json.loads(file.read_text(encoding="utf-8"))
+    return StudyResult(
+        name,
+        study.title,
+        verdict["verdict"].replace("-", " "),
+        study_scale(study),
+        tuple(filter(None, map(_criterion_text, verdict["criteria"]))),
+    )
+
+
+def _criterion_text(criterion: Mapping[str, Any]) -> str:
+    """Return a criterion's name and result; "" if it has not run."""
+    if criterion["verdict"] == "not-run":
+        return ""
+    if criterion["value"] is None:
+        return f"{criterion['name']}: the accuracy is not reached"
+    if criterion["measure"] != "top1":
+        return f"{criterion['name']}: {criterion['value']:.2f} of the steps"
+    half_width = "" if criterion["half_width"] is None else f" \u00b1 {100 * criterion['half_width']:.2f}"
+    return f"{criterion['name']}: {100 * criterion['value']:+.2f}{half_width} points"
+
+
+def study_scale(study: StudyDocument) -> str:
+    """Return network, image size, data, batch, epochs, steps and seeds of a study's trainings, in words."""
+    points = [dict(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())]
+    runs = [study.config({**variant.set, **point}) for variant in study.variants for point in points]
+
+    def several(values: Iterable[float]) -> str:
+        return " and ".join(", ".join(f"{value:,g}" for value in sorted(set(values))).rsplit(", ", 1))
+
+    with (STUDY_RESULTS / f"{study.name}.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if int(row["seed"]) in study.seeds and row["ended"] == "done"]
+    steps = sorted({int(row["updates"]) for row in rows})
+    networks = dict.fromkeys(f"{NETWORKS[run.model.name]} of width {run.model.width}" for run in runs)
+    parts = [
+        f"{', '.join(networks)} at {several(run.input.image_size for run in runs)} px on {DATA[runs[0].data.source]}",
+        f"batch {several(run.train.global_batch for run in runs)}",
+        f"{several(run.train.epochs for run in runs)} epochs",
+        *([f"{steps[0]:,} to {steps[-1]:,} steps" if len(steps) > 1 else f"{steps[0]:,} steps"] if steps else []),
+        f"{len(study.seeds)} seeds",
+    ]
+    return ", ".join(parts)
+
+
+_NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
+
+
+def numbers(text: str) -> set[str]:
+    """Return the numbers of a text as they are written, without signs."""
+    return set(_NUMBER.findall(text))
+
+
+def check_numbers(text: str, sources: Iterable[str], where: str) -> None:
+    """Raise EvidenceError if a number of a text is in none of its sources."""
+    if missing := numbers(text) - numbers("\n".join(sources)):
+        raise EvidenceError(f"{where}: {sorted(missing)} is in none of its sources")

@@ -15,11 +15,15 @@ import yaml
 
 from pipelines import presets
 from podscale.config import RunConfig, load, option_names
+from podscale.study import read_study
 from tools.markdown_links import heading_slug
 from tools.paper_evidence import (
     ROOT,
+    STUDY_DOCUMENTS,
+    STUDY_RESULTS,
     EvidenceError,
     Quotation,
+    check_numbers,
     check_test,
     quote_cells,
     quote_sentence,
@@ -28,6 +32,7 @@ from tools.paper_evidence import (
 )
 
 TARGET = ROOT / "docs" / "explanation" / "papers.md"
+LEARNING = "benchmarks/results/learning"
 DATA = Path(__file__).with_name("papers.yaml")
 
 LABELS = {
@@ -134,7 +139,9 @@ def _overview(paper: Mapping[str, Any]) -> str:
 
 def _paper(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:
     yield f"\n## {paper['name']}\n"
-    yield f"[{paper['title']}]({paper['url']}). Read: {paper['read']}. Claims:\n"
+    yield f"[{paper['title']}]({paper['url']}). Read: {paper['read']}.\n"
+    yield from _summary(paper, documents)
+    yield "Claims, as the presets quote them:\n"
     yield from _paragraphs_of(documents, "Claim")
     yield ""
     yield "| preset | batch | epochs | rule | top-1, % | minutes | hardware | sources of its numbers |"
@@ -144,8 +151,9 @@ def _paper(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterato
         yield "\n| technique | options | set by | code | verified by | measured |"
         yield "|---|---|---|---|---|---|"
         yield from (_technique_row(technique, documents) for technique in techniques)
-    for name in dict.fromkeys([*studies_of(paper["name"]), *paper.get("studies", ())]):
-        yield from _study(name)
+    if names := _studies(paper):
+        yield "\nStudies, whose pages have their readings:\n"
+        yield from map(_study, names)
     if missing := list(_paragraphs_of(documents, "Not found")):
         yield "\nNot found in the sources:\n"
         yield from missing
@@ -212,17 +220,49 @@ def _measured(technique: Mapping[str, Any]) -> Iterator[Quotation]:
             yield quote_cells(seen["page"], [(row, column) for row, column in seen["cells"]])
 
 
-def _study(name: str) -> Iterator[str]:
-    result = study_result(name)
-    if not result.findings:
-        yield f"\nStudy `{name}`: {result.title}. Not run yet."
+def _summary(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:
+    """Yield what was claimed, what was seen here and what was not, and a picture or the reason for none."""
+    sources = list(_sources(paper, documents))
+    for key, title in (("claimed", "Claimed"), ("seen", "Seen here"), ("not_seen", "Not seen, and why")):
+        text = re.sub(r"\{([-a-z0-9]+)\}", lambda match: study_result(match[1]).verdict, paper[key])
+        check_numbers(text, sources, f"{paper['name']}, {key}")
+        yield f"**{title}.** {_escape(text)}\n"
+    if "no_picture" in paper:
+        yield f"No picture: {paper['no_picture']}.\n"
         return
-    page = f"benchmarks/results/learning/{name}.md"
-    yield f"\nStudy {_link(result.title, page)}:\n"
-    yield from (f"- {_localize(finding, page)}" for finding in result.findings)
-    if result.image:
-        image = os.path.relpath(ROOT / Path(page).parent / result.image, TARGET.parent)
-        yield f"\n![{result.image_title}]({image})"
+    found = [name for name in paper["picture"] if (STUDY_RESULTS / f"{name}.svg").exists()]
+    if not found:
+        raise EvidenceError(f"{paper['name']}: none of the pictures {paper['picture']} exists")
+    study = max((name for name in _studies(paper) if found[0].startswith(f"{name}-")), key=len)
+    result = study_result(study)
+    yield f"![{result.title}]({os.path.relpath(STUDY_RESULTS, TARGET.parent)}/{found[0]}.svg)\n"
+    yield f"{_link(result.title, f'{LEARNING}/{study}.md')}: {result.scale}.\n"
+
+
+def _sources(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:
+    """Yield the texts whose numbers a paper's summary may have."""
+    pages = [f"{LEARNING}/{name}.md" for name in _studies(paper)] + [f"{LEARNING}/README.md"]
+    for seen in (seen for technique in paper.get("techniques", ()) for seen in technique.get("measured", ())):
+        pages.append(seen["page"].partition("#")[0])
+    pages.extend(paper.get("pages", ()))
+    yield from ((ROOT / page).read_text(encoding="utf-8") for page in dict.fromkeys(pages) if (ROOT / page).exists())
+    yield from (
+        str(read_study(STUDY_DOCUMENTS / f"{name}.yaml", {}, presets.resolve_preset)) for name in _studies(paper)
+    )
+    yield from (presets.resolve_preset(name).read_text(encoding="utf-8") for name in documents)
+
+
+def _studies(paper: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys([*studies_of(paper["name"]), *paper.get("studies", ())]))
+
+
+def _study(name: str) -> str:
+    result, page = study_result(name), f"{LEARNING}/{name}.md"
+    if not result.scale:
+        return f"- `{name}`: {result.title}. Not run yet."
+    verdict = f"{result.verdict}. " if result.verdict else "without criteria. "
+    found = f" {_localize('; '.join(result.findings), page).rstrip('.')}." if result.findings else ""
+    return f"- {_link(result.title, page)}: {verdict}{result.scale}.{found}"
 
 
 def _has(config: RunConfig, options: Mapping[str, Any]) -> bool:

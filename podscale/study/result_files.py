@@ -24,6 +24,7 @@ from podscale.study.result_text import (
     candidate_table,
     comparison_table,
     criteria_table,
+    parting_table,
     pretraining_table,
     range_table,
     summary_sentences,
@@ -59,6 +60,8 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
             yield comparison_table(results, results.groups_at(x), _caption(results, x))
     if results.has_numeric_axis and len(results.lines) > 1:
         yield range_table(results)
+    if verdict is not None and (parting := parting_table(results, verdict)) is not None:
+        yield parting
     if results.pretraining:
         yield pretraining_table(results)
     if any(group.candidates for group in results.groups):

@@ -11,7 +11,7 @@ from podscale.study.records import TrialRecord
 from podscale.study.results import ResultGroup, StudyResults
 from podscale.study.seed_statistics import mean_deviation, mean_deviation_percent, mean_difference
 from podscale.study.sweep_series import format_choice, format_option_value
-from podscale.study.verdict import CriterionVerdict, StudyVerdict
+from podscale.study.verdict import CriterionVerdict, StudyVerdict, curve_distances
 from podscale.util.formatting import format_count
 
 
@@ -201,6 +201,24 @@ def _mean_top1(records: Sequence[TrialRecord]) -> str:
     return format_percent(statistics.fmean(top1s), 2) if len(top1s) == len(records) else "diverged"
 
 
+def parting_table(results: StudyResults, verdict: StudyVerdict) -> TableBlock | None:
+    """Return the distance of paired curves at each evaluation, for the criteria by which both sides are equal.
+
+    A distance is the mean over the seeds of the absolute difference of top-1, in points. Returns None without curves.
+    """
+    curves = {
+        f"{result.variant} and {result.other}": distances
+        for criterion, result in zip(results.study.criteria, verdict.criteria, strict=True)
+        if criterion.equal is not None and (distances := curve_distances(results, criterion))
+    }
+    if not curves:
+        return None
+    epochs = sorted(set.intersection(*map(set, curves.values())))
+    rows = [[f"{epoch:.1f}", *(f"{100 * distances[epoch]:.2f}" for distances in curves.values())] for epoch in epochs]
+    caption = "Distance of the curves of a seed: mean of the absolute difference of top-1, points"
+    return TableBlock(["epoch", *curves], rows, caption, is_collapsed=True)
+
+
 def pretraining_table(results: StudyResults) -> TableBlock:
     """Return the trainings that variants start from, with their top-1 on their own validation images."""
     rows = []
@@ -217,7 +235,6 @@ def trial_table(results: StudyResults) -> TableBlock:
     records = sorted(results.records, key=lambda record: record.cell)
     versions = sorted({record.code[:12] for record in records})
     code = "code" if len(versions) == 1 else "several versions of the code:"
-    minutes = sum(record.cpu_seconds for record in records) / 60
     rows = [
         [
             record.cell,
@@ -233,8 +250,16 @@ def trial_table(results: StudyResults) -> TableBlock:
     return TableBlock(
         ["trial", "settings", "seed", "steps", "top-1", "masked steps", "CPU seconds"],
         rows,
-        f"Every training: {len(records)}, {minutes:.0f} CPU minutes"
+        f"Every training: {len(records)}, {_cpu_minutes_text(records)}"
         + (f" by {code} {', '.join(versions)}" if versions else ""),
         text_columns=2,
         is_collapsed=True,
     )
+
+
+def _cpu_minutes_text(records: Sequence[TrialRecord]) -> str:
+    """Return the CPU minutes of the trainings whose cost is known, and how many others there are."""
+    minutes = sum(record.cpu_seconds for record in records) / 60
+    unknown = sum(not record.cpu_seconds for record in records)
+    text = f"{minutes:.0f} CPU minutes"
+    return f"{text} ({unknown} of several launches not counted)" if unknown else text

@@ -129,6 +129,16 @@ def judge_criterion(results: StudyResults, criterion: CriterionSection) -> Crite
     )
 
 
+def curve_distances(results: StudyResults, criterion: CriterionSection) -> dict[float, float]:
+    """Return the mean over the pairs of the absolute difference of top-1, by the epoch of each evaluation of all."""
+    here, there = results.study.criterion_points(criterion)
+    other = _best_selected([_group(results, name, there) for name in criterion.others])
+    pairs = [] if other is None else paired_records(_group(results, criterion.variant, here), other)
+    curves = [[{point.epoch: point.top1 for point in record.curve} for record in pair] for pair in pairs]
+    epochs = set.intersection(*(set(curve) for pair in curves for curve in pair)) if curves else set[float]()
+    return {epoch: statistics.fmean(abs(one[epoch] - two[epoch]) for one, two in curves) for epoch in epochs}
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 

@@ -2,7 +2,18 @@
 
 import pytest
 
-from tools.mutation_check import MUTATIONS, ROOT, MutatedSource, Mutation
+from tools.mutation_check import (
+    MISSED,
+    MUTATIONS,
+    NOT_RUN,
+    OUTCOMES,
+    ROOT,
+    MutatedSource,
+    Mutation,
+    outcomes_page,
+    read_outcomes,
+)
+from tools.paper_evidence import check_test
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
@@ -10,3 +21,12 @@ def test_a_mutation_applies(mutation: Mutation) -> None:
     MutatedSource(mutation)  # asserts that the text occurs once
     file, *_ = mutation.tests.split()
     assert (ROOT / file).is_file()
+
+
+def test_the_list_of_outcomes_has_every_mutation_and_tests_that_exist() -> None:
+    outcomes = read_outcomes()
+    assert list(outcomes) == [mutation.name for mutation in MUTATIONS]
+    assert OUTCOMES.read_text(encoding="utf-8") == outcomes_page(outcomes), "run: make mutation-check"
+    assert MISSED not in outcomes.values()
+    for noticed in set(outcomes.values()) - {NOT_RUN}:
+        check_test(noticed.strip("`").partition("[")[0])

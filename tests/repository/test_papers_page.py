@@ -39,6 +39,9 @@ def test_evidence_that_does_not_exist_is_an_error(ask: Callable[[], object]) -> 
         ("train.optimizer.trust:", "train.optimizer.truth:"),  # no option
         ("test_neumann_follows_its_oracle", "test_neumann_follows"),  # no test
         ("podscale/pytorch/optim/neumann.py", "podscale/pytorch/optim/newmann.py"),  # no file
+        ("0.88 \u00b1 0.44 points", "0.89 \u00b1 0.44 points"),  # a number of no source
+        ("[lars-vs-sgd-curves]", "[lars-vs-sgd-curve]"),  # no picture
+        ("{nlcg-large-batch}", "{nlcg-small-batch}"),  # no study
     ],
 )
 def test_a_table_of_evidence_that_drifted_is_an_error(
@@ -61,16 +64,31 @@ def test_cells_are_found_by_their_rows_and_columns(tmp_path: Path, monkeypatch: 
     assert quotation.text == "1, c: 2; 1, y, c: 3"
 
 
-def test_a_study_gives_two_findings_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper_evidence, "STUDY_RESULTS", tmp_path)
+def test_a_study_gives_its_scale_and_each_criterion() -> None:
+    result = paper_evidence.study_result("shampoo-steps")
+    assert result.verdict == "undecided"
+    assert result.scale == (
+        "ResNet-18 of width 8 at 32 px on Imagenette, batch 2,048, 20, 30 and 40 epochs, 93 to 185 steps, 3 seeds"
+    )
+    assert result.findings[0] == "three quarters of the steps: -3.83 \u00b1 2.83 points"
+    assert len(result.findings) == 4
+    missed = paper_evidence.study_result("neumann-steps").findings
+    assert missed[-1] == "steps at 4,096: the accuracy is not reached"
+    (first,) = paper_evidence.study_result("photographs-techniques").findings
+    assert first.startswith("Best: bf16"), "without criteria, the first finding of its page"
+
+
+def test_a_study_that_has_not_run_has_a_title_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper_evidence, "STUDY_DOCUMENTS", tmp_path)
-    (tmp_path / "fresh.yaml").write_text("name: fresh\ntitle: To be run\npapers: [You 2017]\n", encoding="utf-8")
+    document = "name: fresh\ntitle: To be run\npapers: [You 2017]\nrun: {train: {epochs: 1}}\n"
+    (tmp_path / "fresh.yaml").write_text(document, encoding="utf-8")
     assert (paper_evidence.studies_of("You 2017"), paper_evidence.studies_of("Jia 2018")) == (["fresh"], [])
     assert paper_evidence.study_result("fresh") == paper_evidence.StudyResult("fresh", "To be run")
-    page = "# Done\n\nText.\n\n- One.\n- Two.\n- Three.\n\n![Curve](curve.svg)\n"
-    (tmp_path / "done.md").write_text(page, encoding="utf-8")
-    want = paper_evidence.StudyResult("done", "Done", ("One.", "Two."), "curve.svg", "Curve")
-    assert paper_evidence.study_result("done") == want
+
+
+def test_numbers_are_found_as_they_are_written() -> None:
+    text = "at 2,048, 4.09 \u00b1 1.01 points; 32K, fp16 and v1.0 are names; 3 of 1,024."
+    assert paper_evidence.numbers(text) == {"2,048", "4.09", "1.01", "3", "1,024"}
 
 
 def test_heads_give_their_sources_by_known_labels() -> None:

@@ -31,6 +31,7 @@ from tests.distributed.training.test_training import (
 LARS = {"name": "lars", "trust_coefficient": 0.02, "nesterov": True}
 TORUS = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.02}
 SHARDED = {"train__optimizer": LARS, "train__weight_update": "sharded", "train__all_reduce": TORUS}
+OVER_WORLD = SHARDED | {"train__all_reduce": TORUS | {"shard_over": "world"}}
 
 
 def outcome(config: RunConfig, shards: Path, world: World, prepare: Prepare = lambda s: None) -> TrainResult | None:
@@ -59,10 +60,13 @@ def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndar
     return arrays
 
 
-def test_a_checkpoint_does_not_depend_on_the_sharding(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    """A checkpoint of four ranks in two rows is restored to the bit on four, two and one rank, sharded or not."""
+@pytest.mark.parametrize(("form", "other"), [(SHARDED, OVER_WORLD), (OVER_WORLD, SHARDED)], ids=["row", "world"])
+def test_a_checkpoint_does_not_depend_on_the_sharding(
+    run_world: Any, make_shard_set: Any, tmp_path: Path, form: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """A checkpoint of four ranks is restored to the bit on four, two and one rank, sharded in either way or not."""
     shards = make_shard_set()
-    run_world(4, lambda world: outcome(document(tmp_path, **SHARDED), shards, world, stop_after(4, 0)))
+    run_world(4, lambda world: outcome(document(tmp_path, **form), shards, world, stop_after(4, 0)))
     written = final_state(document(tmp_path))
     assert sum(name.startswith("optimizer/momentum/") for name in written) > 50
     assert all(written[name].any() for name in written if name.startswith("optimizer/momentum/"))
@@ -70,14 +74,15 @@ def test_a_checkpoint_does_not_depend_on_the_sharding(run_world: Any, make_shard
     for number, (size, changes) in enumerate(
         [
             (4, {}),
+            (4, other),
             (2, {}),
             (2, {"train__all_reduce": {"algorithm": "flat", "bucket_mb": 0.05}}),
-            (2, {"train__weight_update": "replicated"}),
+            (2, {"train__weight_update": "replicated", "train__all_reduce": TORUS}),
             (1, {"train__all_reduce": {"algorithm": "flat"}}),
             (1, {"train__weight_update": "replicated", "train__all_reduce": {}}),
         ]
     ):
-        config = document(copied(tmp_path, number), **SHARDED | changes)
+        config = document(copied(tmp_path, number), **form | changes)
         for arrays in run_world(size, lambda world, c=config: restored(c, shards, world)):
             assert_same_bits(arrays, written)
 
@@ -94,11 +99,12 @@ def copied(workspace: Path, number: int) -> Path:
     "changes",
     [
         SHARDED,
+        OVER_WORLD,
         SHARDED | {"train__weight_gather": "bf16", "train__precision": "bf16-pure", "train__accumulation": 2},
         {"train__precision": "bf16-pure", "train__optimizer": {"name": "lamb"}},
         {"train__optimizer": {"name": "shampoo", "shampoo": {"every_steps": 3}}},
     ],
-    ids=["sharded", "sharded, bf16", "masters, lamb", "shampoo"],
+    ids=["sharded", "sharded over the world", "sharded, bf16", "masters, lamb", "shampoo"],
 )
 def test_two_launches_give_the_bits_of_one(
     run_world: Any, make_shard_set: Any, tmp_path: Path, changes: dict[str, Any]
@@ -117,9 +123,11 @@ def test_two_launches_give_the_bits_of_one(
     ):  # its matrices: tests/distributed/pytorch/optim/test_sharded_update.py
         assert any(name.startswith("optimizer/roots/") for name in final_state(halted))
         return
-    row = 2 if changes.get("train__weight_update") == "sharded" else 1
+    shards_of_state = 1
+    if changes.get("train__weight_update") == "sharded":
+        shards_of_state = 4 if changes["train__all_reduce"].get("shard_over") == "world" else 2
     reports = (2 if changes.get("train__optimizer") == {"name": "lamb"} else 1) + ("train__weight_gather" in changes)
-    assert started["optimizer_bytes"] == pytest.approx(reports * 4 * started["parameters"] / row, rel=0.2)
+    assert started["optimizer_bytes"] == pytest.approx(reports * 4 * started["parameters"] / shards_of_state, rel=0.2)
 
 
 def test_a_nan_on_one_rank_masks_a_sharded_step_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

@@ -220,6 +220,77 @@ def test_a_published_run_has_the_cited_settings(name):
     assert optimizer.decay_biases == decays_biases, "where the authors' code spares batch norm alone"
 
 
+# What the tiny runs of the golden trajectories leave out. Crop: range of the area, or the fraction of the short side;
+# whether resizing is bicubic; part of the short side that is evaluated; epochs between evaluations, and of the first.
+WHOLE, CENTRE = (0.08, 1.0), 224 / 256
+SEEN: dict[str, tuple[tuple[float, float] | float, bool, float, float, float]] = {
+    "ying2018-32k": (WHOLE, True, CENTRE, 4, 4),
+    "ying2018-64k": (WHOLE, True, CENTRE, 4, 4),
+    "ying2018-v3-1024": (WHOLE, True, CENTRE, 4, 4),
+    "kumar2019-32k": (WHOLE, True, CENTRE, 4, 4),
+    "kumar2019-32k-unscaled": (WHOLE, True, CENTRE, 4, 4),
+    "kumar2019-32k-tuned": (WHOLE, True, CENTRE, 4, 4),
+    "mlperf-4096xtpuv4": ((0.05, 1.0), True, CENTRE, 4, 4),
+    "shampoo-mlperf-32k": ((0.05, 1.0), True, CENTRE, 4, 4),
+    "mlperf-8xh100": (WHOLE, False, CENTRE, 4, 3),  # their last evaluation is at 35
+    "mlperf-3584xh100": (WHOLE, False, CENTRE, 4, 1),  # at 77
+    "codreanu2017-448nodes": (WHOLE, True, CENTRE, 5, 5),
+    "codreanu2017-64nodes": (WHOLE, True, CENTRE, 2, 2),
+    "codreanu2017-collapsed-ensemble": (WHOLE, True, CENTRE, 2, 2),
+    "codreanu2017-1536nodes": (WHOLE, True, CENTRE, 1, 1),
+    "jia2018-64k": (WHOLE, False, CENTRE, 5, 5),
+    "jia2018-alexnet-64k": (227 / 256, False, 227 / 256, 5, 5),
+    "goyal2017-8k": (WHOLE, False, CENTRE, 1, 1),
+    "you2017-32k": (WHOLE, False, CENTRE, 5, 5),
+    "akiba2017-32k": (WHOLE, False, CENTRE, 1, 1),
+    "krishnan2018-32k": (WHOLE, False, CENTRE, 5, 5),
+    "adya2018-65k": (WHOLE, False, CENTRE, 5, 5),
+    "rsb-a1": (WHOLE, True, 0.95, 20, 20),
+    "rsb-a2": (WHOLE, True, 0.95, 10, 10),
+    "rsb-a3": (WHOLE, True, 0.95, 10, 10),
+    "torchvision-v2": (WHOLE, False, 224 / 232, 20, 20),
+    "ffcv-88epochs": (WHOLE, False, CENTRE, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_run_sees_the_cited_pixels_at_the_cited_epochs(name):
+    config = load(resolve_preset(name))
+    crop, evaluate = config.input.crop, config.evaluate
+    assert crop.flip == 0.5
+    assert crop.ratio == pytest.approx((3 / 4, 4 / 3))
+    first = evaluate.offset or evaluate.every_epochs
+    if name == "adya2018-cifar100-16k":
+        assert (crop.padding, config.input.per_image_standardization) == (4, True)
+        assert (evaluate.crop_fraction, evaluate.every_epochs, first) == (1.0, 10, 10)
+        return
+    assert (crop.padding, config.input.per_image_standardization) == (None, False)
+    found = (crop.short_side or crop.scale, config.input.interpolation == "bicubic", evaluate.crop_fraction)
+    assert found == (SEEN[name][0], SEEN[name][1], pytest.approx(SEEN[name][2], abs=1e-4))
+    assert (evaluate.every_epochs, first) == SEEN[name][3:]
+
+
+# algorithm, ranks of a row (None: those of a host), update, ranks that share it
+COMMUNICATION = {
+    **dict.fromkeys(("ying2018-32k", "ying2018-64k"), ("torus2d", None, "replicated", "row")),
+    **dict.fromkeys(("mlperf-3584xh100", "shampoo-mlperf-32k"), ("torus2d", None, "replicated", "row")),
+    **dict.fromkeys(("ying2018-v3-1024", "mlperf-4096xtpuv4", "adya2018-65k"), ("torus2d", None, "sharded", "row")),
+    **dict.fromkeys(
+        ("kumar2019-32k", "kumar2019-32k-unscaled", "kumar2019-32k-tuned"), ("torus2d", None, "sharded", "world")
+    ),
+    **dict.fromkeys(("jia2018-64k", "jia2018-alexnet-64k"), ("hybrid", 16, "replicated", "row")),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_run_communicates_as_cited(name):
+    train = load(resolve_preset(name)).train
+    reduce = train.all_reduce
+    found = (reduce.algorithm, reduce.row, train.weight_update, reduce.shard_over)
+    assert found == COMMUNICATION.get(name, ("flat", None, "replicated", "row"))
+    assert (reduce.wire_row, reduce.wire_column) == ("fp32", "fp32")
+
+
 def test_shampoo_is_that_of_the_entry():
     """Its own constants, and those that its code leaves at their defaults: all are written out."""
     train = load(resolve_preset("shampoo-mlperf-32k")).train

@@ -4,9 +4,10 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from podscale.study.critical_batch import critical_batch
 from podscale.study.grid import TrialGrid
 from podscale.study.records import EvaluationPoint, TrialRecord
 from podscale.study.result_files import measurement_conditions, render_csv, result_blocks, write_results
-from podscale.study.result_text import comparison_table, range_table, summary_sentences
+from podscale.study.result_text import comparison_table, range_table, summary_sentences, trial_table
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
 from podscale.study.trial import build_record, trial_outcome
@@ -277,6 +278,17 @@ class TestPublished:
         typed = command.replace("s.yaml", "/home/me/s.yaml") + " --set data.source=/home/me/photos.tar"
         monkeypatch.setenv("PODSCALE_COMMAND", typed)
         assert measurement_conditions()[0] == f"Command: `{command} --set data.source=photos.tar`"
+
+    def test_trainings_of_unknown_cost_are_not_counted_as_free(self) -> None:
+        results = results_of()
+        first, *others = (replace(record, cpu_seconds=60.0) for record in results.records)
+        free = [replace(record, cpu_seconds=0.0) for record in others[:2]]
+        for records, text in (
+            ([first, *others], f"{len(others) + 1} CPU minutes"),
+            ([first, *free], "1 CPU minutes (2 of several launches not counted)"),
+        ):
+            table = trial_table(cast(StudyResults, SimpleNamespace(records=records)))
+            assert table.caption.startswith(f"Every training: {len(records)}, {text}")
 
     def test_the_csv_file_has_a_row_for_each_trial(self) -> None:
         rows = list(csv.DictReader(io.StringIO(render_csv(results_of()))))

@@ -13,7 +13,7 @@ from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.records import EvaluationPoint, TrialRecord
 from podscale.study.result_files import write_results
-from podscale.study.result_text import comparison_table, summary_sentences
+from podscale.study.result_text import comparison_table, parting_table, summary_sentences
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import paired_difference
 from podscale.study.sweep_series import Trial
@@ -197,6 +197,19 @@ class TestVerdict:
     )
     def test_each_threshold(self, differences: list[float], threshold: dict[str, float], expected: str) -> None:
         assert verdict_of(differences, **threshold) == expected
+
+    def test_curves_that_should_be_equal_have_their_distance_at_each_evaluation(self) -> None:
+        """LARS is 5 points ahead with two seeds and 5 behind with one; in the middle by half of that."""
+        results = results_of(
+            lambda trial: 0.6 + 0.05 * (rule(trial) == "LARS") * (1 if trial.seed != 2 else -1),
+            criteria=[{"name": "equal", "variant": "LARS", "than": "SGD", "equal": 0.01}],
+        )
+        table = parting_table(results, study_verdict(results))
+        assert table is not None
+        assert table.heads == ["epoch", "LARS and SGD"]
+        assert table.rows == [["1.0", "2.50"], ["10.0", "5.00"]]
+        other = results_of(typical)
+        assert parting_table(other, study_verdict(other)) is None, "a criterion of being ahead needs none"
 
     def test_nothing_is_decided_before_every_seed_ran(self) -> None:
         results = results_of(typical, only=lambda trial: trial.seed != 3)

@@ -83,7 +83,11 @@ def test_lars_follows_googles_code_of_2018(eps: float) -> None:
 
 @pytest.mark.parametrize(
     ("decay", "clip_norm", "clip", "adapts"),
-    [(0.0, 0.0, False, DECAYS), (1e-2, 1.0, True, EVERYTHING)],
+    [
+        (0.0, 0.0, False, DECAYS),
+        (1e-2, 1.0, True, EVERYTHING),
+        (1e-2, 300.0, False, DECAYS),  # clips some of the steps
+    ],
 )
 def test_lamb_follows_its_oracle(decay: float, clip_norm: float, clip: bool, adapts: dict[str, bool]) -> None:
     """Without clipping, and with trust ratios for every parameter; test_torch_parity compares the rest with timm's."""
