@@ -17,7 +17,7 @@ from tests.jax.test_train_step import (
     SAMPLES,
     SCHEDULE,
     SHARDED,
-    UPDATES,
+    STEPS,
     batches,
     begin,
     document,
@@ -30,7 +30,7 @@ def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() 
     step = build_train_step(
         config, mesh_for_config(config, jax.devices()), CLASSES, step_positions(config.train, SAMPLES)
     )
-    compiled = step.run_steps.lower(*step_arguments(step, config, CLASSES, UPDATES)).compile()
+    compiled = step.run_steps.lower(*step_arguments(step, config, CLASSES, STEPS)).compile()
 
     images, labels = batches(config.input.image_size)
     call = StepInputs(np.int32(1), np.zeros((8, STATUS_LENGTH), np.int32))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from benchmarks.crop_parity.oracles import Photograph
 from podscale.data.crop import CropParams
 from podscale.data.decode import Pixels
 from podscale.data.decode_index import DecodeIndex, decode_index_path, write_decode_index
@@ -34,7 +35,6 @@ from tests.unit.data.test_native import (
     SIZE,
     as_record,
     encoded,
-    expected,
     native,
     random_crops,
 )
@@ -69,7 +69,7 @@ def test_crops_are_those_of_the_reference(kind, kernels) -> None:
             images, status = decode_with(index, record, (height, width), crops, kernels=kernels)
             assert not status.any(), (height, width, interval, status)
             for crop, image in zip(crops, images, strict=True):
-                want = expected(record, (height, width), crop, SIZE, "bilinear")
+                want = Photograph(record, height, width).crop_by_reference(crop, SIZE, "bilinear")
                 assert np.array_equal(image, want), (height, width, interval, crop)
     assert indexed > 20
 
@@ -139,7 +139,7 @@ def test_a_damaged_index_is_refused(kind) -> None:
 def test_a_wrong_entry_with_a_right_checksum_changes_no_pixel(kind) -> None:
     """The decoder's state at the next entry differs from the index's."""
     record, generator = as_record(encoded(kind, 60, 70)), np.random.default_rng(5)
-    wanted = [expected(record, (60, 70), crop, SIZE, "bilinear") for crop in CROPS]
+    wanted = [Photograph(record, 60, 70).crop_by_reference(crop, SIZE, "bilinear") for crop in CROPS]
     statuses: Counter[int] = Counter()
     for interval in (1, 3, 8):
         index = dense_index(record, interval)
