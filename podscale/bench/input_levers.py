@@ -25,9 +25,10 @@ from podscale.bench.input_rates import (
 )
 from podscale.config import InputSection
 from podscale.config.data import DataSection
-from podscale.data.index import JPEG, ImageFlag
+from podscale.data.index import JPEG
 from podscale.data.loaders.base import Loader
 from podscale.data.loaders.cache_form import CacheForm
+from podscale.data.native_support import has_mostly_sequential_jpegs
 from podscale.data.shard_set import Split
 
 LEVER_LOADERS = ("native", "reference")
@@ -145,7 +146,7 @@ def measure_levers(
     if variants[0] in errors:
         raise errors[variants[0]]
     rows = [_lever_row(variant, rates[variant], kept[variant]["decoded"], errors.get(variant)) for variant in variants]
-    has_index = _has_index(split) and _mostly_sequential(split)
+    has_index = _has_index(split) and has_mostly_sequential_jpegs(split)
     return MeasuredLevers(row.loader, images, has_index, rows[0], tuple(rows[1:]))
 
 
@@ -180,7 +181,7 @@ def _variants(section: InputSection, data: DataSection, split: Split, loader: st
     indexed = _has_index(split)
     base = pack("base", interval if indexed else None)
     variants = [Variant("", base)]
-    is_native = loader == "native" and _mostly_sequential(base)
+    is_native = loader == "native" and has_mostly_sequential_jpegs(base)
     if is_native and not indexed:
         variants.append(Variant("decode index", pack("indexed", interval)))
     if is_native:
@@ -194,9 +195,3 @@ def _variants(section: InputSection, data: DataSection, split: Split, loader: st
 
 def _has_index(split: Split) -> bool:
     return split.decode_index(0) is not None
-
-
-def _mostly_sequential(split: Split) -> bool:
-    """Return True if the extension decodes most images: sequential JPEGs."""
-    is_sequential = (split.column("format") == JPEG) & ((split.column("flags") & ImageFlag.PROGRESSIVE) == 0)
-    return 2 * int(np.count_nonzero(is_sequential)) > len(split)

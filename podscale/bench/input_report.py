@@ -205,7 +205,7 @@ def row_name(row: InputRow) -> str:
     """Return the loader and its workers for tables and messages."""
     if row.workers is None:
         return row.loader
-    return f"{row.loader}, {row.workers} worker{'s' if row.workers > 1 else ''}"
+    return f"{row.loader}, {format_count(row.workers, 'worker')}"
 
 
 def _fastest(rows: Sequence[InputRow]) -> list[InputRow]:

@@ -68,8 +68,8 @@ def expected_cores(config: RunConfig) -> ExpectedCores | None:
     The rate is that of a measured core, for JPEGs of the shard set's mean size.
     """
     from podscale.bench.input_headroom import CORE_RATES, RATED_CORE, expected_core_rate
-    from podscale.data.index import JPEG
     from podscale.data.loaders.build_loader import resolve_loader
+    from podscale.data.native_support import has_mostly_sequential_jpegs
     from podscale.data.shard_set import ShardSet
 
     has_augmentation = config.input.augment.is_enabled
@@ -80,10 +80,7 @@ def expected_cores(config: RunConfig) -> ExpectedCores | None:
         split = ShardSet.open(dataset_directory(config.run.workspace, config.data)).split("train")
     except InputError:
         return None
-    if has_augmentation or (loader, False) not in CORE_RATES:
-        return None
-    is_jpeg = split.column("format") == JPEG
-    if 2 * int(is_jpeg.sum()) < len(split):
+    if has_augmentation or (loader, False) not in CORE_RATES or not has_mostly_sequential_jpegs(split):
         return None
     has_index = split.decode_index(0) is not None
     kilobytes = float(split.column("size").mean()) / 1000

@@ -24,6 +24,8 @@ VERSION = 1
 SUFFIX = ".decode"
 
 ImageIndex = npt.NDArray[np.uint8]
+MAX_INDEX_PERCENT = 3
+"""Largest decode index of an image by default, percent of the image's bytes."""
 CHECKSUM_BYTES = 8
 """Length of the checksum at the start of an image's index, bytes."""
 REMEDY = "podscale shard RUN --verify --decode-index"

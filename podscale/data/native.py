@@ -20,7 +20,7 @@ from PIL import Image, ImageFilter
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode
-from podscale.data.decode_index import NO_INDEX, ImageIndex
+from podscale.data.decode_index import MAX_INDEX_PERCENT, NO_INDEX, ImageIndex
 
 log = logging.getLogger("podscale.data")
 
@@ -79,7 +79,7 @@ def _has_pillows_pixels(order: PassOrder) -> bool:
     return True
 
 
-def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: int = 3) -> bytes:
+def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: int = MAX_INDEX_PERCENT) -> bytes:
     """Return the decode index of an encoded image; empty if it needs none or the extension does not decode it.
 
     Args:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from podscale.data.decode_index import CHECKSUM_BYTES, DecodeIndex
+from podscale.data.decode_index import CHECKSUM_BYTES, MAX_INDEX_PERCENT, DecodeIndex
 from podscale.data.index import JPEG, ImageFlag
 from podscale.data.shard_set import Split
 
 MAX_HEADERS = 20_000
 """Headers of a split that are read, evenly spaced, if more images have no index."""
-MAX_PERCENT = 3
-"""Largest index of an image, percent of its bytes."""
 _CONTAINER_BYTES, _PREFIX_BYTES = 8, CHECKSUM_BYTES + 2
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL, _PROGRESSIVE, _ARITHMETIC = (0xC0, 0xC1), (0xC2,), range(0xC9, 0xD0)
@@ -61,11 +60,10 @@ class NativeSupport:
         for number, index in indexes.items():
             rows = split.rows_of_shard(number)
             lengths[rows], intervals[rows] = index.lengths[split.numbers_in_shard(rows)], index.interval
-        flags, is_jpeg = split.column("flags"), split.column("format") == JPEG
-        is_progressive = is_jpeg & ((flags & ImageFlag.PROGRESSIVE) != 0)
-        refused = Counter({"PNG": int((~is_jpeg).sum()), "progressive": int(is_progressive.sum())})
+        is_jpeg, is_sequential = split.column("format") == JPEG, sequential_jpegs(split)
+        refused = Counter({"PNG": int((~is_jpeg).sum()), "progressive": int((is_jpeg & ~is_sequential).sum())})
         without_index = Counter[str]()
-        unknown = np.flatnonzero(is_jpeg & ~is_progressive & (lengths == 0))
+        unknown = np.flatnonzero(is_sequential & (lengths == 0))
         chosen = unknown[:: -(-len(unknown) // MAX_HEADERS) or 1]
         for row in chosen.tolist():
             record = split.read(row)
@@ -78,9 +76,22 @@ class NativeSupport:
         return cls(dict(+refused), dict(without_index), len(unknown) - len(chosen))
 
 
+def sequential_jpegs(split: Split) -> npt.NDArray[np.bool_]:
+    """Return True for each image that is a sequential JPEG, which the extension decodes unless it is unusual."""
+    found: npt.NDArray[np.bool_] = (split.column("format") == JPEG) & (
+        (split.column("flags") & ImageFlag.PROGRESSIVE) == 0
+    )
+    return found
+
+
+def has_mostly_sequential_jpegs(split: Split) -> bool:
+    """Return True if more than half of the images are sequential JPEGs."""
+    return 2 * int(np.count_nonzero(sequential_jpegs(split))) > len(split)
+
+
 def is_too_small(size: int, layout: JpegLayout, interval: int) -> bool:
     """Return True if a JPEG of `size` bytes has no MCU but the first at which an index could have an entry."""
-    entries = (size * MAX_PERCENT // 100 - _CONTAINER_BYTES - _PREFIX_BYTES) // (2 + 2 * layout.components)
+    entries = (size * MAX_INDEX_PERCENT // 100 - _CONTAINER_BYTES - _PREFIX_BYTES) // (2 + 2 * layout.components)
     fewest = -(-layout.mcus // min(max(entries, 1), layout.mcus))
     return layout.mcus <= max(interval, fewest)
 

@@ -4,15 +4,14 @@ import pytest
 
 from tools.mutation_check import (
     MISSED,
-    MUTATIONS,
     NOT_RUN,
     OUTCOMES,
     ROOT,
     MutatedSource,
-    Mutation,
     outcomes_page,
     read_outcomes,
 )
+from tools.mutation_table import MUTATIONS, Mutation
 from tools.paper_evidence import check_test
 
 

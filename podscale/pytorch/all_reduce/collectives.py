@@ -17,7 +17,7 @@ from podscale.pytorch.all_reduce.plan import (
     ring_reduce_scatter,
 )
 from podscale.pytorch.all_reduce.transports import build_transport
-from podscale.pytorch.all_reduce.wire_formats import BlockInt8Format, CastFormat, WireFormat
+from podscale.pytorch.all_reduce.wire_formats import CastFormat, WireFormat
 from podscale.pytorch.mesh import Axis
 
 # torch >= 2.13 deprecates the older names.
@@ -56,9 +56,9 @@ class AxisCollectives(Protocol):
 
 def build_collectives(axis: Axis, wire: WireFormat, device: torch.device) -> AxisCollectives:
     """Build the collectives of an axis: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
-    if axis.size == 1 or device.type == "cuda" or isinstance(wire, BlockInt8Format):
-        return build_backend_collectives(axis, wire, device)
-    return P2PCollectives(axis, wire, device)
+    if axis.size > 1 and device.type == "cpu" and isinstance(wire, CastFormat):
+        return P2PCollectives(axis, wire, device)
+    return build_backend_collectives(axis, wire, device)
 
 
 def build_backend_collectives(axis: Axis, wire: WireFormat, device: torch.device) -> AxisCollectives:
