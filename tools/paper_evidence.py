@@ -115,8 +115,14 @@ def _cells(text: str) -> Iterator[tuple[str, str, str]]:
 
 def studies_of(paper: str) -> list[str]:
     """Return the names of the study documents whose key `papers` has this paper, in alphabetical order."""
-    documents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in STUDY_DOCUMENTS.glob("*.yaml")}
-    return sorted(name for name, document in documents.items() if paper in document.get("papers", ()))
+    return sorted(name for name, papers in _papers_of_studies(STUDY_DOCUMENTS).items() if paper in papers)
+
+
+@cache
+def _papers_of_studies(folder: Path) -> Mapping[str, Sequence[str]]:
+    """Return the papers that each study document of a folder names, by the study's name."""
+    documents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")}
+    return {name: document.get("papers", ()) for name, document in documents.items()}
 
 
 class StudyResult(NamedTuple):

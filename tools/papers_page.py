@@ -8,6 +8,7 @@ machine from result pages, and every test that is named exists: see `tools.paper
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,8 @@ class Preset(NamedTuple):
 _PARAGRAPH = re.compile(r"([A-Z][\w' ]{2,24}): ")
 
 
-def published_presets() -> dict[str, Preset]:
+@cache
+def published_presets() -> Mapping[str, Preset]:
     """Return the presets of published runs, by name."""
     paths = {name: presets.resolve_preset(name) for name in presets.published_presets()}
     return {

@@ -26,7 +26,7 @@ def test_fused_momentum_equals_lists_of_operations(name: str, shards: int, compa
     pytest.importorskip("triton")
     from podscale.pytorch.optim.fused_momentum import FusedMomentum
     from podscale.pytorch.optim.sgd import ForeachMomentum
-    from tests.support.update_rules import RULES, updated
+    from tests.support.optimizer_rules import RULES, updated
 
     on_cpu = updated(RULES[name], ForeachMomentum, "cpu", shards=shards, compact=compact)
     for momentum_update in (ForeachMomentum, FusedMomentum):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from podscale.pytorch import evaluator, reducer, step_sync, train_step
-from podscale.pytorch.batch_norm import BatchNorm
+from podscale.pytorch.batch_norm import BatchNorm, fused_calls, gemm_calls
 from podscale.pytorch.comm_queue import StreamCommQueue
 from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher
 from podscale.pytorch.reducer import BucketedReducer
@@ -116,6 +116,28 @@ def _contiguous(forward: Any) -> Any:
     return lambda self, x: forward(self, x.contiguous())
 
 
+def _break_graph(forward: Any) -> Any:
+    def changed(self: Any, x: Tensor) -> Any:
+        torch._dynamo.graph_break()
+        return forward(self, x)
+
+    return changed
+
+
+def _in_fp32(forward: Any) -> Any:
+    return lambda self, x: forward(self, x).float()
+
+
+def _twice(function: Any) -> Any:
+    """Compute a result a second time, as a wrong recomputation does."""
+
+    def changed(*values: Any) -> Any:
+        function(*values)
+        return function(*values)
+
+    return changed
+
+
 def _copy_unpinned(copy: Any) -> Any:
     return lambda self, values: values.to(self._device, non_blocking=True)
 
@@ -177,6 +199,11 @@ MUTANTS: dict[str, Mutant] = {
     "other_length": _replace(BucketedReducer, "_average_bucket", _other_length),
     "swapped_parameters": _replace(reducer, "GradientBuffer", _swapped_parameters),
     "contiguous": _replace(BatchNorm, "forward", _contiguous),
+    "graph_break": _replace(BatchNorm, "forward", _break_graph),
+    "activations_in_fp32": _replace(BatchNorm, "forward", _in_fp32),
+    "moments_twice": _replace(fused_calls, "chunk_moments", _twice),
+    "gradient_sums_twice": _replace(fused_calls, "chunk_gradient_sums", _twice),
+    "convolutions_twice": _replace(gemm_calls, "forward", _twice),
     "more_operators": _replace(train_step, "all_finite", _copy_gradients),
     "average_does_not_wait": _replace(Ema, "update", _on_another_stream),
     "evaluation_does_not_wait": _replace(evaluator, "batch_predictions", _on_another_stream),

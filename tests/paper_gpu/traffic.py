@@ -1,7 +1,8 @@
 """Bytes and kernels of a compiled training step on an H100 that is not there, by inductor's own lowering.
 
-`python -m tests.paper_gpu.traffic MODEL IMAGES SIZE`; prints JSON. Every graph that torch.compile finds is lowered and
-scheduled for sm_90, and its reads and writes are counted as inductor counts them. No kernel is compiled.
+`python -m tests.paper_gpu.traffic MODEL IMAGES SIZE [MUTANT]` prints JSON; a mutant is one of `mutants.MUTANTS`. Every
+graph that torch.compile finds is lowered and scheduled for sm_90. Its reads and writes are counted as inductor counts
+them. No kernel is compiled.
 """
 
 import json
@@ -28,6 +29,7 @@ from podscale.config import InputSection, ModelSection
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.models import build_model
 from podscale.pytorch.train_step import smoothed_cross_entropy
+from tests.paper_gpu.mutants import MUTANTS
 from tests.paper_gpu.training import move_module
 
 H100 = {
@@ -138,8 +140,11 @@ def measure(name: str, images: int, size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    name, images, size = sys.argv[1:]
-    print(json.dumps(measure(name, int(images), int(size))), flush=True)
+    name, images, size, *mutants = sys.argv[1:]
+    with ExitStack() as stack:
+        for mutant in mutants:
+            stack.enter_context(MUTANTS[mutant](None))  # type: ignore[arg-type]
+        print(json.dumps(measure(name, int(images), int(size))), flush=True)
     os._exit(0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.updates import SHAPES, STEPS, Arrays, Values, gradients, norm, rate, start
+from tests.support.optimizer_oracles import SHAPES, STEPS, Arrays, Values, gradients, norm, rate, start
 
 NORMS = frozenset({"gamma"})
 """Parameters that count as batch norm's."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from podscale.pytorch.optim import HyperParams, Optimizer, ParamShard, ParamSlice, StepAware
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
-from tests.support.updates import STEPS, Arrays, Step, Values, gradients, momentum, rate
+from tests.support.optimizer_oracles import STEPS, Arrays, Step, Values, gradients, momentum, rate
 
 
 class FlatArrays:

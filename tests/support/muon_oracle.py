@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from tests.support.optimizer_oracles import Arrays, Step, Values
 from tests.support.shampoo_oracle import Array
-from tests.support.updates import Arrays, Step, Values
 
 
 def muon_oracle(

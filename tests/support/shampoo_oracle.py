@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.updates import Arrays, Step, Values
+from tests.support.optimizer_oracles import Arrays, Step, Values
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,7 @@ from podscale.training.param_layout import ParamOptions
 from tests.jax.optim.test_second_order import EXACT, map_host, near, torch_in_float64
 from tests.support.flat_share import FlatArrays
 from tests.support.muon_oracle import muon_oracle
-from tests.support.updates import Values
+from tests.support.optimizer_oracles import Values
 from tests.unit.pytorch.optim.test_muon import ADAPTS, DECAYS, MATRICES, SHAPES, draw, steps
 
 LAYOUT = ParamLayout(SHAPES, bucket_elements=600)

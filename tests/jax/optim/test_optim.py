@@ -37,8 +37,7 @@ from podscale.jax.optim import (
 )
 from podscale.jax.optim.adaptive import bias_corrections
 from podscale.training.param_layout import ParamOptions
-from tests.support.refusals import refused
-from tests.support.updates import (
+from tests.support.optimizer_oracles import (
     DECAYS,
     EVERYTHING,
     SHAPES,
@@ -54,6 +53,7 @@ from tests.support.updates import (
     start,
     trust_ratio,
 )
+from tests.support.refusals import refused
 
 LARS = Lars(nesterov=False, trust_coefficient=0.05)
 LAMB = Lamb(beta2=0.99)

@@ -42,8 +42,8 @@ from podscale.training.param_layout import ParamOptions
 from tests.support import extreme
 from tests.support.extreme import NORMS, bowl, loss, ml_ncg_oracle, neumann_oracle, nlcg_oracle
 from tests.support.flat_share import FlatArrays
+from tests.support.optimizer_oracles import DECAYS, STEPS, Values, rate, start
 from tests.support.shampoo_oracle import shampoo_oracle
-from tests.support.updates import DECAYS, STEPS, Values, rate, start
 from tests.unit.pytorch.optim.test_shampoo import DECAYS as SHAMPOO_DECAYS
 from tests.unit.pytorch.optim.test_shampoo import SHAPES as SHAMPOO_SHAPES
 from tests.unit.pytorch.optim.test_shampoo import draw

@@ -10,7 +10,7 @@ from podscale.config.optimizer import OptimizerSection
 from podscale.pytorch.fine_tuning import RateScales
 from podscale.pytorch.optim import Optimizer, build_optimizer
 from tests.support.flat_share import FlatArrays, hyper
-from tests.support.updates import DECAYS, SHAPES, STEPS, gradients, momentum, momentum_oracle, rate, start
+from tests.support.optimizer_oracles import DECAYS, SHAPES, STEPS, gradients, momentum, momentum_oracle, rate, start
 
 FACTORS = {"conv": 0.25, "gamma": 3.0, "fc": 0.0, "zero": 0.25, "large": 1.0}
 SECTIONS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ from podscale.pytorch.trainer import build_reducer_and_optimizer
 from podscale.pytorch.world import World
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.muon_oracle import muon_oracle
+from tests.support.optimizer_oracles import Step
 from tests.support.shampoo_oracle import shampoo_oracle
-from tests.support.updates import Step
 
 SECTION = ModelSection(name="resnet18", stem="small", width=4)
 STEPS = 12

@@ -13,7 +13,7 @@ from podscale.pytorch.optim import LookaheadOptimizer, Neumann, Nlcg, Optimizer,
 from podscale.pytorch.optim.nlcg import LossRateControl
 from tests.support.extreme import NORMS, bowl, loss, ml_ncg_oracle, neumann_oracle, nlcg_oracle, table_row
 from tests.support.flat_share import FlatArrays, hyper, in_turns
-from tests.support.updates import DECAYS, EVERYTHING, STEPS, Values, rate, start
+from tests.support.optimizer_oracles import DECAYS, EVERYTHING, STEPS, Values, rate, start
 
 PER_EPOCH = 10.0
 DECAY = 1e-2

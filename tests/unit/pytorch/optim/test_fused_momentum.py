@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[4]
 @pytest.mark.parametrize(
     ("module", "cases", "tolerance"),
     [
-        pytest.param("update_rules", 5, 2e-6, id="lists of operations", marks=pytest.mark.slow),
+        pytest.param("optimizer_rules", 5, 2e-6, id="lists of operations", marks=pytest.mark.slow),
         pytest.param("momentum_oracle", 8, 1e-6, id="equations in float64"),
     ],
 )

@@ -14,10 +14,10 @@ from podscale.config.optimizer import MuonSection
 from podscale.pytorch.optim import Muon
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.muon import newton_schulz
-from tests.support import updates
+from tests.support import optimizer_oracles
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.muon_oracle import muon_oracle
-from tests.support.updates import draw_steps, rate
+from tests.support.optimizer_oracles import draw_steps, rate
 
 SHAPES = {
     "gamma": (20,),
@@ -31,7 +31,7 @@ MATRICES = {"wide", "same", "high", "zero"}
 DECAYS = {name: name != "gamma" for name in SHAPES}
 ADAPTS = {name: name != "other" for name in SHAPES}  # "gamma" is no matrix
 DECAY = 1e-2
-draw = partial(updates.draw, SHAPES)
+draw = partial(optimizer_oracles.draw, SHAPES)
 steps = partial(draw_steps, SHAPES, DECAY, masked=(4, 9))
 
 

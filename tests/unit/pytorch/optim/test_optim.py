@@ -20,8 +20,7 @@ from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, P
 from podscale.pytorch.optim.build_optimizer import build_param_slices
 from podscale.pytorch.optim.param_shard import CHUNK_ELEMENTS, cut_chunks
 from tests.support.flat_share import FlatArrays, hyper
-from tests.support.refusals import refused
-from tests.support.updates import (
+from tests.support.optimizer_oracles import (
     DECAYS,
     EVERYTHING,
     SHAPES,
@@ -34,6 +33,7 @@ from tests.support.updates import (
     start,
     trust_ratio,
 )
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

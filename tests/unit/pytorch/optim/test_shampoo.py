@@ -20,14 +20,14 @@ from podscale.pytorch.optim.shampoo_factors import (
     stack_blocks,
 )
 from podscale.training.shampoo import merge_small_dims, preconditioner_elements
-from tests.support import updates
+from tests.support import optimizer_oracles
 from tests.support.flat_share import FlatArrays, hyper
+from tests.support.optimizer_oracles import STEPS, draw_steps
 from tests.support.shampoo_oracle import shampoo_oracle
-from tests.support.updates import STEPS, draw_steps
 
 SHAPES = {"conv": (12, 5, 3, 3), "gamma": (20,), "fc": (10, 17), "zero": (6, 6), "one": (1, 1)}
 DECAYS = {name: name != "gamma" for name in SHAPES}
-draw = partial(updates.draw, SHAPES)
+draw = partial(optimizer_oracles.draw, SHAPES)
 steps = partial(draw_steps, SHAPES, 1e-2, masked=(4, 9))
 """The gradient of `zero` is a norm of zero, of the graft and of the direction."""
 

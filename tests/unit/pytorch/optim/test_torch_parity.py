@@ -8,7 +8,7 @@ import torch
 
 from podscale.pytorch.optim import Adam, Lamb, Lars, RmsProp, Sgd
 from tests.support.flat_share import FlatArrays, hyper
-from tests.support.updates import DECAYS, EVERYTHING, STEPS, Values, compare, gradients, momentum, rate, start
+from tests.support.optimizer_oracles import DECAYS, EVERYTHING, STEPS, Values, compare, gradients, momentum, rate, start
 
 DECAY, ETA, BETA = 1e-2, 0.02, 0.9
 
