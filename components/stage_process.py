@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from podscale.errors import ExitCode, PodscaleError
-from podscale.runs.stage_outcomes import MAX_TERMINATION_BYTES, StageName
+from podscale.runs.stage_outcomes import MAX_TERMINATION_BYTES
 from podscale.util import env, processes
 from podscale.util.files import write_json
 from podscale.util.processes import preempt_on_sigterm
@@ -24,7 +24,7 @@ UMASK = 0o022
 
 
 @contextmanager
-def stage_process(stage: StageName | str) -> Iterator[None]:
+def stage_process(stage: str) -> Iterator[None]:
     """Run the body of a component: print errors without a traceback and exit with their exit code.
 
     The error is also the pod's termination message, which Argo and `kubectl describe` show. Files are not

@@ -86,10 +86,9 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
         for note in result.messages:
             print(note)
         manifest = result.manifest
-        counts = {name: split.count for name, split in manifest.splits.items()}
         content = {
             "location": result.location,
-            "counts": counts,
+            "counts": result.images,
             "bytes": {name: split.bytes for name, split in manifest.splits.items()},
             "classes": len(next(iter(manifest.splits.values())).class_counts),
             "rejects": manifest.rejects,
@@ -101,7 +100,7 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
         }
         write_json(Path(shard_set.path), content)
         shard_set.metadata.update(
-            {**{f"{name}_images": count for name, count in counts.items()}, **_flat_copy(content)}
+            {**{f"{name}_images": count for name, count in result.images.items()}, **_flat_copy(content)}
         )
 
 
@@ -275,7 +274,7 @@ def _summarize_run(config: RunConfig, state: str, problem: str) -> tuple[str, di
             stopped = _stop_jobs(config, state)
         except Exception as error:  # no error may hide the stages' outcomes
             errors["summary"] = str(error)
-    outcomes = _all_outcomes(config)
+    outcomes = {**local.run_outcomes(config), **local.collapse_outcomes(config)}
     errors |= {outcome.stage: outcome.error for outcome in outcomes.values() if not outcome.is_done}
     text = summary_markdown(config, state, outcomes, errors, stopped)
     run = RunDirectory.for_config(config)
@@ -312,10 +311,6 @@ def summary_markdown(
         lines += ["", stopped]
     lines += ["", f"All files of this run are under `{RunDirectory.for_config(config).path}`.", ""]
     return "\n".join(lines)
-
-
-def _all_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
-    return {**local.run_outcomes(config), **local.collapse_outcomes(config)}
 
 
 def _quote(text: str) -> str:
@@ -360,8 +355,9 @@ def _flat_copy(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _link_or_copy(source: str, target: str) -> str:
+    Path(target).unlink(missing_ok=True)  # of an earlier attempt; a copy would be written through its link
     try:
         os.link(source, target)
-    except OSError:  # another file system, or the target is there from an earlier attempt
+    except OSError:  # another file system
         shutil.copyfile(source, target)
     return target
