@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,11 @@ class ScrapeTarget:
 
 @dataclass(frozen=True)
 class FiringAlert:
-    name: str
-    summary: str
+    """Alert that fires. Its labels identify it, because the value in its summary changes."""
+
+    labels: frozenset[tuple[str, str]]
+    name: str = field(compare=False)
+    summary: str = field(compare=False)
 
 
 class PrometheusDirectory:
@@ -126,7 +129,14 @@ class LocalPrometheus:
     def firing_alerts(self) -> list[FiringAlert]:
         """Return the firing alerts. Raises OSError if Prometheus does not answer."""
         firing = [alert for alert in self._query("alerts")["alerts"] if alert["state"] == "firing"]
-        return [FiringAlert(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
+        return [
+            FiringAlert(
+                frozenset(alert["labels"].items()),
+                alert["labels"]["alertname"],
+                alert["annotations"].get("summary", ""),
+            )
+            for alert in firing
+        ]
 
     def scrape_errors(self) -> dict[str, str]:
         """Return the last error by address of failing targets. Raises OSError if Prometheus does not answer."""

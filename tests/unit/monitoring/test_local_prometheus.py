@@ -6,7 +6,9 @@ import pytest
 import yaml
 
 from podscale.cli import main
+from podscale.cli.monitoring import AlertPrinter
 from podscale.monitoring import local_prometheus
+from podscale.monitoring.local_prometheus import FiringAlert
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
 
@@ -39,3 +41,11 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(field=tmp_path / "file" / ".prometheus"):
         local_prometheus.PrometheusDirectory(tmp_path / "file")
+
+
+def test_an_alert_is_printed_once_although_the_value_in_its_summary_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = AlertPrinter()
+    labels = [frozenset({("alertname", "Stale"), ("run", run)}) for run in ("a", "b")]
+    for polled in ([(0, "1m")], [(0, "2m"), (1, "1m")], [(1, "2m")]):
+        printer.print_changes({FiringAlert(labels[run], "Stale", age) for run, age in polled}, {}, [])
+    assert capsys.readouterr().out.splitlines() == ["ALERT Stale: 1m", "ALERT Stale: 1m", "over  Stale: 2m"]
