@@ -31,7 +31,7 @@ from benchmarks.samples import read_archive, write_archive
 from podscale.config import RunConfig
 from podscale.export.export_model import export_model
 from podscale.export.export_options import ExportOptions
-from podscale.prediction.image_inputs import ImageItem, iter_items
+from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.model import build_classifier
 from podscale.prediction.predict import predicted_items
 from podscale.prediction.predictor import PredictOptions, Predictor
@@ -130,7 +130,7 @@ class PodscalePredict:
         return sum(len(rows) for rows in self._predictor.predict_chunks(self._classifier, self._chunks()))
 
     def _chunks(self) -> Iterator[list[ImageItem]]:
-        items = islice(iter_items(self._predictor.inputs), self._predictor.options.limit)
+        items = self._predictor.items()
         return iter(lambda: list(islice(items, BATCH)), [])
 
 

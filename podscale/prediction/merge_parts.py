@@ -25,6 +25,8 @@ from podscale.util.formatting import format_count
 
 MAX_NAMED = 8
 """Parts that an error names."""
+_NUMBER = 5 * "[0-9]"
+"""Pattern of a number in the name of a part."""
 
 
 class MergedCounts(PredictionCounts):
@@ -60,7 +62,7 @@ def merge_parts(folder: Path, out: Path) -> MergedCounts:
 
 def _read_manifests(folder: Path) -> list[PartManifest]:
     """Return the manifests of all parts, in order. Raises InputError if some are missing or differ."""
-    found = sorted(folder.glob("part-*-of-*.json"))
+    found = sorted(folder.glob(f"part-{_NUMBER}-of-{_NUMBER}.json"))
     if not found:
         hint = "Name the folder of `podscale predict --part`."
         raise InputError("no finished part of a prediction here", field=str(folder), hint=hint)
@@ -108,6 +110,8 @@ def _rows(folder: Path, manifest: PartManifest) -> Iterator[Prediction]:
         damaged = digest.hexdigest() != manifest.sha256 or rows != manifest.rows
     except FileNotFoundError:
         raise InputError("the rows of this part are missing", field=str(path), hint=_AGAIN) from None
+    except OSError as error:  # an open writer would report it as its own
+        raise InputError(f"cannot be read: {error.strerror}", field=str(path)) from error
     except (ValueError, KeyError, TypeError):  # lines that are no JSON, or no rows
         damaged = True
     if damaged:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from podscale.data.manifest import classes_sha256
 from podscale.errors import InputError
-from podscale.prediction.image_inputs import ImageItem, iter_items
 from podscale.prediction.predict import predict_items
 from podscale.prediction.predictor import PredictedItem, Predictor
 from podscale.prediction.writers import line_of
@@ -87,7 +86,7 @@ def parse_part(text: str) -> Part:
 def list_images(predictor: Predictor) -> ImageList:
     """List all images of a prediction, without reading them."""
     digest, count = hashlib.sha256(), 0
-    for item in _items(predictor):
+    for item in predictor.items():
         failed = item.failure is not None
         digest.update(json.dumps([item.name, item.size, item.offset, item.label, failed]).encode())
         count += 1
@@ -175,7 +174,7 @@ def predict_part(
     if (manifest := finished_part(folder, part, identity)) is not None:
         return manifest, True
     chosen = part.images(images.images, predictor.batch)
-    items = itertools.islice(_items(predictor), chosen.start, chosen.stop)
+    items = itertools.islice(predictor.items(), chosen.start, chosen.stop)
     reporter = ProgressReporter("predict", progress, len(chosen))
     try:
         rows, digest = _write_rows(rows_path(folder, part), predict_items(predictor, items), len(chosen), reporter)
@@ -236,7 +235,3 @@ class SpooledLines:
             self._lines = None
         self._file.seek(0)
         return iter(self._file)
-
-
-def _items(predictor: Predictor) -> Iterator[ImageItem]:
-    return itertools.islice(iter_items(predictor.inputs), predictor.options.limit)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from podscale.errors import PodscaleError
-from podscale.prediction.image_inputs import ImageItem, iter_items
+from podscale.prediction.image_inputs import ImageItem
 from podscale.prediction.model import build_classifier
 from podscale.prediction.predictor import PredictedItem, Prediction, PredictOptions, Predictor
 from podscale.prediction.preparation import CHUNKS_AHEAD
@@ -53,8 +53,7 @@ def predict(
 def predicted_items(predictor: Predictor, progress: ProgressCallback = ignore_progress) -> Iterator[PredictedItem]:
     """Yield every image with its prediction, in order, and report the progress."""
     reporter = ProgressReporter("predict", progress, predictor.count)
-    items = itertools.islice(iter_items(predictor.inputs), predictor.options.limit)
-    for item, prediction in predict_items(predictor, items):
+    for item, prediction in predict_items(predictor, predictor.items()):
         yield item, prediction
         reporter.add(1, rejects=int(prediction.failure is not None))
     reporter.close()

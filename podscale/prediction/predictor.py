@@ -1,5 +1,6 @@
 """Predictor: one model, its inputs and options, and the predictions of a chunk of images."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.prediction.image_inputs import Failure, ImageInput, ImageItem, open_inputs, standard_input_lines
+from podscale.prediction.image_inputs import (
+    Failure,
+    ImageInput,
+    ImageItem,
+    iter_items,
+    open_inputs,
+    standard_input_lines,
+)
 from podscale.prediction.model import Classifier, PredictionModel, open_model
 from podscale.prediction.preparation import ChunkDecoder, DecodedChunk, ImagePreparer
 from podscale.util.host_info import cpu_count, visible_gpus
@@ -115,6 +123,10 @@ class Predictor:
         """Threads of one process that read and decode."""
         remote = any(Location.parse(one.location).is_remote for one in self.inputs)
         return max(self.cores, READING_THREADS) if remote else self.cores
+
+    def items(self) -> Iterator[ImageItem]:
+        """Return the images to predict, in order."""
+        return itertools.islice(iter_items(self.inputs), self.options.limit)
 
     def predict_chunks(
         self, classifier: Classifier, chunks: Iterator[Sequence[ImageItem]]

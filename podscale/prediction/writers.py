@@ -18,8 +18,6 @@ DIGITS = 6
 """Decimal digits of a probability."""
 PARQUET_ROWS = 8192
 """Rows of a row group."""
-
-
 _LAST_COLUMNS = ("temperature", "reason", "detail")
 
 

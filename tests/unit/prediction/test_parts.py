@@ -232,6 +232,16 @@ def test_a_merge_refuses_folders_without_one_complete_prediction(model_run: Path
         merge_parts(folder, out)
 
 
+def test_rows_that_cannot_be_read_are_no_error_of_the_merged_file(tmp_path: Path) -> None:
+    folder, part = tmp_path / "parts", Part(0, 1)
+    parts.rows_path(folder, part).mkdir(parents=True)
+    manifest = PartManifest({"images": 1, "top": 1, "parts": 1}, 0, 1, "")
+    parts.manifest_path(folder, part).write_text(json.dumps(vars(manifest)))
+    (folder / f"{part.name} (copy).json").touch()
+    with refused("cannot be read", field=parts.rows_path(folder, part), got=ABSENT):
+        merge_parts(folder, tmp_path / "rows.jsonl")
+
+
 @pytest.mark.parametrize(
     ("arguments", "field", "got"),
     [
