@@ -37,9 +37,7 @@ RESNET50 = (
 @app.command("allreduce")
 def allreduce(
     ranks: Annotated[int, typer.Option(help="Processes on this machine; torchrun brings its own.", min=1)] = 2,
-    algorithms: Annotated[str, typer.Option(metavar="A,B", help="Algorithms to measure.")] = (
-        "flat,ring,tree,hierarchical,torus2d,hybrid"
-    ),
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="Algorithms to measure.")] = ",".join(ALGORITHMS),
     sizes: Annotated[
         str, typer.Option(metavar="64K,1M", help="Sizes of the fp32 gradients, bytes.")
     ] = "4K,64K,1M,16M,64M",

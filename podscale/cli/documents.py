@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, ServerOptions, Set, expand_option_groups
+from podscale.cli.options import (
+    ClusterOptions,
+    Defaults,
+    Json,
+    Kfp,
+    Run,
+    ServerOptions,
+    Set,
+    check_package_file,
+    expand_option_groups,
+    write_output,
+)
 from podscale.cli.predict import PredictionOptions, render_prediction
 from podscale.errors import InputError
 from podscale.pipelines import presets
@@ -70,15 +81,12 @@ def compile_pipeline(
     Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
     """
     config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
-    if output.suffix not in (".yaml", ".yml"):
-        raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
-    if not output.absolute().parent.is_dir():
-        raise InputError("the folder does not exist", field=str(output))
+    check_package_file(output)
     _print_problems(config)
     check_policy(config, defaults)
     from podscale.pipelines.package import package_pipeline
 
-    output.write_text(comment + package_pipeline(config, kfp=kfp), encoding="utf-8")
+    write_output(output, comment + package_pipeline(config, kfp=kfp))
     print(f"{output}: the pipeline of run {config.run.id}")
 
 
@@ -140,11 +148,8 @@ def render(
     _print_problems(config)
     if output is None:
         sys.stdout.write(text)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", field=str(output)) from error
+    else:
+        write_output(output, text)
 
 
 def load_run_document(
@@ -264,8 +269,5 @@ def plot_schedules(config: "RunConfig", svg: Path | None) -> str:
     samples = shard_set_counts(config).get("train", IMAGENET_IMAGES)
     curves = schedule_curves(config.train, samples)
     if svg is not None:
-        try:
-            svg.write_text(schedule_svg(curves), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot write the plot: {error.strerror}", field=str(svg)) from error
+        write_output(svg, schedule_svg(curves))
     return terminal_chart(curves, config.train.epochs, terminal_width())

@@ -44,6 +44,22 @@ def open_output_folder(folder: Path) -> None:
         raise InputError("cannot be written", field="--out", got=str(folder), hint="Name a folder that you can write.")
 
 
+def check_package_file(path: Path) -> None:
+    """Raise InputError if the file of a package has another suffix than YAML's, or no folder."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError("the name of the file must end in .yaml", field=str(path))
+    if not path.absolute().parent.is_dir():
+        raise InputError("the folder does not exist", field=str(path))
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write the file that an option names. Raises InputError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", field=str(path)) from error
+
+
 Run = Annotated[
     str | None,
     typer.Argument(

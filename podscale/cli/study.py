@@ -13,9 +13,11 @@ from podscale.cli.options import (
     Defaults,
     Kfp,
     Set,
+    check_package_file,
     complete_document,
     expand_option_groups,
     open_output_folder,
+    write_output,
 )
 from podscale.errors import InputError
 from podscale.pipelines import presets
@@ -153,8 +155,7 @@ def _write_package(
     document: str, changes: Sequence[str], package: StudyPackageOptions, cluster: ClusterOptions
 ) -> None:
     """Write the study as a package for Kubeflow Pipelines, or as an Experiment of Katib."""
-    if package.output.suffix not in (".yaml", ".yml"):
-        raise InputError("the name of the file must end in .yaml", field=str(package.output))
+    check_package_file(package.output)
     from podscale.api.documents import read_defaults
     from podscale.study.grid import TrialGrid
 
@@ -163,7 +164,7 @@ def _write_package(
     config = TrialGrid(study).series[0].config
     check_policy(config, package.defaults)
     text = _experiment(study, config, package) if package.backend == "katib" else _kfp_package(study, package)
-    package.output.write_text(text, encoding="utf-8")
+    write_output(package.output, text)
     print(f"{package.output}: study {study.name} for {package.backend}")
 
 

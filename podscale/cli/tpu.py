@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Compile and estimate a run for TPUs, without having them.", no_args_is_help=True)
 
-DEFAULT_CLASSES = 1000
-"""Classes assumed before sharding if the document names none."""
-
 
 @app.command("compile")
 def compile_step(
@@ -125,6 +122,7 @@ def build_compile_request(config: "RunConfig", topology: "Topology") -> "Compile
     from podscale.jax.aot.request import CompileRequest
     from podscale.stages.known_data import known_data
     from podscale.training import schedules
+    from podscale.training.preflight import DEFAULT_CLASSES
 
     config = as_jax_config(config)
     counts, classes = known_data(config)

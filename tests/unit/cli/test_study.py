@@ -63,6 +63,7 @@ def test_results_of_the_records_so_far_are_written_without_a_run(
         (["digits-nlcg", "--set", "train.epochs"], "--set train.epochs", ["section.key=value"]),
         (["digits-nlcg", "--dry-run", "--set", "train.epoch=1"], "", ["train.epoch", "train.epochs"]),
         (["digits-nlcg", "--backend", "kfp", "-o", "study.json"], "study.json", [".yaml"]),
+        (["digits-nlcg", "--backend", "kfp", "-o", "/no/such/study.yaml"], "/no/such/study.yaml", ["folder"]),
     ],
 )
 def test_bad_input_is_refused(
