@@ -79,9 +79,8 @@ def resolve_endpoint(
             hint=f"Set it, or {HOST_VARIABLE}. For your cluster's KFP: `{PORT_FORWARD_COMMAND}` in another "
             "terminal, then --host http://localhost:8888.",
         )
-    if ca_file is not None and not ca_file.is_file():
-        problem = "no such file. It must contain the endpoint's certificate authority (PEM)"
-        raise InputError(problem, field="--ca-file", got=str(ca_file))
+    if ca_file is not None:
+        _check_ca_file(ca_file)
     return KfpEndpoint(
         host=_normalise_url(address),
         namespace=namespace,
@@ -202,6 +201,14 @@ def _normalise_url(address: str, field: str = "--host") -> str:
         hint = "Example: https://kfp.example.com/pipeline"
         raise InputError("not the address of a KFP backend", field=field, got=address, hint=hint)
     return url.rstrip("/")
+
+
+def _check_ca_file(path: Path) -> None:
+    try:
+        ssl.create_default_context(cafile=str(path))
+    except OSError as error:  # it is missing, or has no certificate
+        problem = "not a file with the endpoint's certificate authority (PEM)"
+        raise InputError(problem, field="--ca-file", got=str(path)) from error
 
 
 def _find_token_file(environment: Mapping[str, str]) -> Path | None:

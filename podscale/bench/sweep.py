@@ -16,7 +16,7 @@ from podscale.bench.images import write_synthetic_shard_set
 from podscale.bench.ranks import run_workers
 from podscale.bench.variants import BenchVariant
 from podscale.config import RunConfig
-from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest
+from podscale.data.loaders.build_loader import open_shard_set
 from podscale.errors import InputError
 from podscale.util import host_info
 from podscale.util.files import write_json
@@ -202,8 +202,7 @@ def _benchmark_job(config: RunConfig, settings: SweepSettings, shard_set: str | 
         images = SYNTHETIC_BATCHES * batch
         shard_set = str(write_synthetic_shard_set(folder / "imaginary", images=images))
     else:
-        text = (Path(shard_set) / MANIFEST_FILE).read_text()
-        images = ShardSetManifest.parse(text, shard_set).splits["train"].count
+        images = open_shard_set(shard_set, config).manifest.splits["train"].count
     values = config.model_dump(mode="json")
     values["run"] |= {"id": "bench", "workspace": str(folder)}
     values["train"] |= {"epochs": (steps + 1) * batch / images, "recipe": None, "recipe_origin": None, "phases": []}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from podscale.bench.input_headroom import format_rate
 from podscale.bench.kernel_classes import KernelTotal, combine_totals, format_totals
 from podscale.bench.sweep import SweepRow
 from podscale.hardware import find_gpu_chip
@@ -90,13 +91,13 @@ def _conditions(command: str, measured: Sequence[SweepRow]) -> list[str]:
 
 
 def _format_row(row: SweepRow) -> str:
-    result, rate = _result(row), _row_rate(row)
+    result = _result(row)
     parts = ("forward", "backward", "allreduce_wait", "optimizer")
     cells = [
         row.name,
         row.key["images"],
         str(result["batch"]),
-        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
+        format_rate(_row_rate(row)),
         _mfu(row),
         f"{_ms(result['step_median_seconds'])}, {_ms(result['step_p95_seconds'])}",
         *(_ms(result["part_seconds"].get(name)) for name in parts),

@@ -11,6 +11,7 @@ from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
 from podscale.bench.variants import BenchVariant
 from podscale.config import load
 from podscale.util import host_info
+from tests.support.refusals import refused
 
 
 class Workers:
@@ -83,6 +84,12 @@ def test_other_parts_and_another_shard_set_are_measured_again(
     measure(tmp_path, real=True, shard_set="one")  # the same, by its relative path
     measure(tmp_path, shard_set=one)  # synthetic images do not read it
     assert workers.calls == 4
+
+
+def test_a_shard_set_that_is_not_there_is_refused(workers: Workers, tmp_path: Path) -> None:
+    with refused(field=tmp_path / "absent"):
+        measure(tmp_path, real=True, shard_set=str(tmp_path / "absent"))
+    assert not workers.calls
 
 
 @pytest.mark.parametrize("codes", [[0, 1], [0, None], [-9, 0]])

@@ -159,8 +159,13 @@ def test_credentials_come_from_the_environment(tmp_path: Path):
     )
     assert (resolved.host, resolved.read_token(), resolved.cookies) == ("https://kfp", "t", "authservice_session=x")
     assert resolve_endpoint("kfp", environment={"KF_PIPELINES_SA_TOKEN_PATH": "/t"}).token_file == Path("/t")
-    with refused(field="--ca-file", got=str(tmp_path / "absent")):
-        resolve_endpoint("kfp", ca_file=tmp_path / "absent", environment={})
+
+
+@pytest.mark.parametrize("name", ["absent", ".", "text"])
+def test_a_certificate_authority_that_is_none(name: str, tmp_path: Path):
+    (tmp_path / "text").write_text("no certificate")
+    with refused(field="--ca-file", got=str(tmp_path / name)):
+        resolve_endpoint("kfp", ca_file=tmp_path / name, environment={})
 
 
 def test_links_lead_to_the_user_interface():
