@@ -9,9 +9,9 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
@@ -153,10 +153,8 @@ def _get(endpoint: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        return None
+    def redirect_request(self, *arguments: Any, **options: Any) -> None:
+        """Return no request, so that a redirect is an HTTPError."""
 
 
 def _auth_headers(endpoint: KfpEndpoint) -> dict[str, str]:

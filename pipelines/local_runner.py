@@ -80,12 +80,10 @@ class LaunchResult:
     """Result of a launch: the stages' outcomes, and the error of the stage that failed.
 
     Args:
-        seconds: wall time.
         collapses: outcomes of an ensemble's collapse tasks, by name.
     """
 
     outcomes: dict[str, StageOutcome]
-    seconds: float
     exit_code: int
     error: str = ""
     failed_stage: str = ""
@@ -114,7 +112,6 @@ def run_locally(
         runner: processes or containers for the stages; default: processes.
         verbose: show the output of kfp and of the stages.
     """
-    started = time.monotonic()
     run = RunDirectory.for_config(config)
     log = run.path / "pipeline.log"
     with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
@@ -125,7 +122,7 @@ def run_locally(
             stopped_by = _run_and_watch(launch, run.path / "pipeline", on_change, started_at)
         _update_launch(launch, started_at)
         on_change(launch)
-    ended = _launch_result(launch, stopped_by, time.monotonic() - started, log)
+    ended = _launch_result(launch, stopped_by, log)
     return replace(ended, collapses=_ended_since(started_at, collapse_outcomes(config)))
 
 
@@ -193,25 +190,25 @@ def _ended_since(started_at: datetime, outcomes: dict[str, StageOutcome]) -> dic
     }
 
 
-def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, log: Path) -> LaunchResult:
+def _launch_result(launch: LocalLaunch, stopped_by: int | None, log: Path) -> LaunchResult:
     outcomes = launch.outcomes
     failed = next((outcome for outcome in outcomes.values() if not outcome.is_done), None)
     if stopped_by == signal.SIGINT:
-        return LaunchResult(outcomes, seconds, EXIT_INTERRUPTED, "interrupted; the same command continues", log=log)
+        return LaunchResult(outcomes, EXIT_INTERRUPTED, "interrupted; the same command continues", log=log)
     if failed is not None:
-        return LaunchResult(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
+        return LaunchResult(outcomes, failed.exit_code, failed.error, failed.stage, log)
     if not launch.failed and list(outcomes) == list(stage_outcomes.planned_stages(launch.config)):
-        return LaunchResult(outcomes, seconds, ExitCode.DONE, log=log)
+        return LaunchResult(outcomes, ExitCode.DONE, log=log)
     if launch.failure is not None and launch.stage is not None:  # the stage could not record its outcome
-        return LaunchResult(outcomes, seconds, *launch.failure, launch.stage, log)
+        return LaunchResult(outcomes, *launch.failure, launch.stage, log)
     if stopped_by == signal.SIGTERM:
-        return LaunchResult(outcomes, seconds, ExitCode.PREEMPTED, STOP_MESSAGE, log=log)
+        return LaunchResult(outcomes, ExitCode.PREEMPTED, STOP_MESSAGE, log=log)
     stage = launch.stage or "pipeline"
     error = (
         f"the {stage} stage exited without an error. If it was killed (by a user, or because memory ran out), run the "
         f"same command to continue. End of its output:\n{_stage_log_tail(log, stage)}"
     )
-    return LaunchResult(outcomes, seconds, ExitCode.FAILED, error, stage, log)
+    return LaunchResult(outcomes, ExitCode.FAILED, error, stage, log)
 
 
 def _stage_log_tail(log: Path, stage: str) -> str:

@@ -59,14 +59,19 @@ def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VE
     `cache` lets the backend reuse the shard stage's result. Raises InputError if the document needs something that
     KFP's tasks do not support.
     """
+    place = task_placer(config, security=has_security_context(kfp))
+    options = PipelineOptions(place_task=place, parts=config.launch.shard_pods, cache=cache)
+    # Tasks that run a stage in their own pod serve its metrics there.
+    served = config.model_copy(update={"telemetry": pod_telemetry(config)})
+    return compile_to_yaml(training_pipeline(served, options))
+
+
+def has_security_context(kfp: str) -> bool:
+    """Return True if tasks of a KFP version have a security context. Raises InputError for an unknown version."""
     if kfp not in KFP_VERSIONS:
         hint = f"Choose one of {', '.join(KFP_VERSIONS)} (the last includes newer ones)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
-    place = task_placer(config, security=kfp != "2.15")
-    options = PipelineOptions(place_task=place, parts=config.launch.shard_pods, cache=cache)
-    # for tasks that run a stage in their own pod
-    served = config.model_copy(update={"telemetry": pod_telemetry(config)})
-    return compile_to_yaml(training_pipeline(served, options))
+    return kfp != "2.15"
 
 
 def component_package(name: str) -> str:

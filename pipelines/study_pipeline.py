@@ -7,10 +7,9 @@ from typing import Any
 
 from podscale.components.shard.component import shard
 from podscale.config import RunConfig, data_fingerprint
-from podscale.errors import InputError
 from podscale.kubernetes.job_spec import pod_telemetry
 from podscale.pipelines.kfp_fast_import import dsl
-from podscale.pipelines.package import KFP_VERSIONS, compile_to_yaml
+from podscale.pipelines.package import KFP_VERSIONS, compile_to_yaml, has_security_context
 from podscale.pipelines.task_placement import task_placer
 from podscale.pipelines.training_pipeline import PlaceTask
 from podscale.study import StudyDocument
@@ -28,11 +27,8 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
 
     Raises InputError if the study needs something that KFP's tasks do not support.
     """
-    if kfp not in KFP_VERSIONS:
-        hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
-        raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
-    config = as_pod_config(TrialGrid(study).series[0].config)
-    text: str = compile_to_yaml(study_pipeline(study, task_placer(config, security=kfp != "2.15"), parallel=parallel))
+    place = task_placer(as_pod_config(TrialGrid(study).series[0].config), security=has_security_context(kfp))
+    text: str = compile_to_yaml(study_pipeline(study, place, parallel=parallel))
     return text
 
 

@@ -49,7 +49,7 @@ def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
         _set_container(task, pod["spec"]["containers"][0])
         _set_kubernetes_options(task, pod)
         if security:
-            _check_user(task, pod["spec"])
+            _set_user(task, pod["spec"])
         if role == "shard":
             _set_sharding_variables(task, config)
         _set_limits(task, config, retries=0 if role in UNRETRIED_ROLES else config.launch.retries)
@@ -157,7 +157,7 @@ def _mount_volume(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]
         )
 
 
-def _check_user(task: Any, spec: Mapping[str, Any]) -> None:
+def _set_user(task: Any, spec: Mapping[str, Any]) -> None:
     from kfp import kubernetes
 
     context = {**spec.get("securityContext", {}), **spec["containers"][0].get("securityContext", {})}

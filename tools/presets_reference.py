@@ -41,11 +41,11 @@ def render() -> str:
         "## To start from\n",
         "| preset | model | images, px | batch | epochs | rule |",
         "|---|---|---|---|---|---|",
-        *(_row(name, config, _settings(config)) for name, config in own.items()),
+        *(_row(name, _settings(config)) for name, config in own.items()),
         "\n## Published runs\n",
         "| preset | model | batch | epochs | rule | top-1, % | minutes | hardware |",
         "|---|---|---|---|---|---|---|---|",
-        *(_row(name, config, [*_settings(config, image=False), *_claim(config)]) for name, config in published.items()),
+        *(_row(name, [*_settings(config, image=False), *_claim(config)]) for name, config in published.items()),
         "",
         STUDIES_HEAD,
         *(f"| `{name}` | {_escape(_study_summary(name))} |" for name in presets.study_names()),
@@ -55,7 +55,7 @@ def render() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _row(name: str, config: RunConfig, cells: list[str]) -> str:
+def _row(name: str, cells: list[str]) -> str:
     return f"| [`{name}`](#{name}) | {' | '.join(cells)} |"
 
 
@@ -119,9 +119,8 @@ def _code(lines: list[str]) -> str:
 
 def _escape(text: str) -> str:
     parts = text.split("`")
-    escaped = (re.sub(r"([*|])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2])
-    codes = (part for part in parts[1::2])
-    return "`".join(part for pair in zip(escaped, [*codes, None], strict=False) for part in pair if part is not None)
+    parts[::2] = [re.sub(r"([*|])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 if __name__ == "__main__":

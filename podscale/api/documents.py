@@ -112,7 +112,7 @@ def _assumed_workspace(document: Document | None, changes: Overrides) -> dict[st
 def _load_defaults(
     document: Document | None, changes: Overrides, location: str | None, namespace: str | None
 ) -> Defaults | None:
-    if location is None or location != CLUSTER_DEFAULTS:
+    if location != CLUSTER_DEFAULTS:
         return read_defaults(location)
     from podscale.kubernetes.namespace import NoDefaults
 

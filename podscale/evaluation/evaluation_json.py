@@ -5,7 +5,6 @@ Its JSON schema is generated from these models, docstrings included, and committ
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -21,7 +20,7 @@ from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import read_evaluated_models
 from podscale.runs.predictions import read_predictions
 from podscale.util.files import file_sha256, write_atomically
-from podscale.util.formatting import printable
+from podscale.util.formatting import first_line, printable
 
 SCHEMA_VERSION = 1
 SPLIT = "validation"
@@ -156,7 +155,7 @@ def evaluate_run(run_directory: Path, config: RunConfig, shard_set: ShardSet) ->
             got=len(predictions),
             hint="Run `podscale evaluate` again.",
         )
-    throughput = build_throughput(config, read_history(run.metrics))
+    throughput = build_throughput(read_history(run.metrics))
     weights, ensemble = run.model / "model.safetensors", None
     if combined_model_directories(config):
         ensemble = build_ensemble_scores(config, read_evaluated_models(config, shard_set.classes), run.ensemble)
@@ -247,7 +246,7 @@ def compare_claim(
     )
 
 
-def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
+def build_throughput(history: RunHistory) -> Throughput:
     """Return the throughput of the training and of the newest evaluation; both include the time to read images."""
     event = history.newest("evaluated") or {}
     seconds, images = finite_number(event.get("seconds")), finite_number(event.get("images"))
@@ -271,14 +270,8 @@ def read_evaluation(path: Path) -> Evaluation:
     except FileNotFoundError as error:
         raise InputError("the model was not evaluated yet", field=str(path), hint="Run `podscale evaluate`") from error
     except (OSError, ValueError) as error:
-        detail = str(error).splitlines()[0]
         hint = "Run `podscale evaluate` again."
-        raise InputError(f"not an evaluation ({detail})", field=str(path), hint=hint) from error
-
-
-def evaluation_schema() -> dict[str, Any]:
-    """Return the JSON schema, which is committed beside this module."""
-    return Evaluation.model_json_schema()
+        raise InputError(f"not an evaluation ({first_line(error)})", field=str(path), hint=hint) from error
 
 
 def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:

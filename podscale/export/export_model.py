@@ -18,7 +18,7 @@ from podscale.config import RunConfig
 from podscale.config.export import FILE_NAMES
 from podscale.errors import InputError, PodscaleError
 from podscale.export.demo_page import build_demo_page
-from podscale.export.export_options import ExportFormat, ExportOptions, check_options, find_format
+from podscale.export.export_options import ExportOptions, check_options, find_format
 from podscale.export.export_result import Agreement, Export, LogProbabilities, compare, log_probabilities
 from podscale.export.image_sample import ImageSample, load_sample
 from podscale.export.int8 import quantise
@@ -43,14 +43,13 @@ def export_model(model: str | Path, options: ExportOptions | None = None) -> Exp
     options = options or ExportOptions()
     if options.format == "html":
         options = replace(options, preprocessing=True)
-    chosen = find_format(options.format)
-    check_options(options, chosen)
+    check_options(options, find_format(options.format))
     opened = open_model(model, calibrate=options.calibrate)
     if opened.exported is not None:
         hint = "Name the directory of the run or of the model."
         raise InputError("an exported file already", field="MODEL", got=str(model), hint=hint)
     opened = replace(opened, config=_in_fp32(opened))
-    target = _target(opened, options, chosen)
+    target = _target(opened, options)
     code = code_of_model(opened.files.directory, opened.config)
     with imported_from(code), _work_directory(target) as work:
         export = _Exporter(opened, options, work).export(target)
@@ -206,7 +205,7 @@ def _in_fp32(model: PredictionModel) -> RunConfig:
     return model.config.model_copy(update={"train": model.config.train.model_copy(update={"precision": "fp32"})})
 
 
-def _target(model: PredictionModel, options: ExportOptions, chosen: ExportFormat) -> Path:
+def _target(model: PredictionModel, options: ExportOptions) -> Path:
     """Return the path of the file. Raises InputError if it is a directory, or that of --out does not exist."""
     if options.repository is not None:
         if "/" in model.files.name or model.files.name in ("", ".", ".."):

@@ -6,9 +6,9 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -168,10 +168,8 @@ class ModelRegistryClient:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        return None
+    def redirect_request(self, *arguments: Any, **options: Any) -> None:
+        """Return no request, so that a redirect is an HTTPError."""
 
 
 def _auth_header() -> dict[str, str]:

@@ -79,7 +79,7 @@ def format_seconds(seconds: float | None) -> str:
     """Format a duration: 250 ms, 3.2 s, 35 s, 4 min 10 s, 2 h 05 min."""
     if seconds is None:
         return MISSING_TEXT
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -96,7 +96,7 @@ def format_size(number: float | None) -> str:
     if number is None:
         return MISSING_TEXT
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(number) < 1000:
+        if abs(number) < 999.5:
             return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
         number /= 1000
     return f"{number:.3g} TB"
@@ -106,9 +106,9 @@ def format_short(value: float) -> str:
     """Format a tick or hover label: at most four significant digits; k, M and G from ten thousand on."""
     if not math.isfinite(value):
         return MISSING_TEXT
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for limit, scale, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (9999.5, 1e3, "k")):
         if abs(value) >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
+            return f"{value / scale:.4g}{unit}"
     if value and abs(value) < 1e-3:
         mantissa, exponent = f"{value:.3e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"

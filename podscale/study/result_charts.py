@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from podscale.report.charts.bars import PALETTE_SIZE
 from podscale.report.charts.lines import LineSeries, ReferenceLine, XAxis, YAxis, round_outwards
 from podscale.report.charts.standalone import DotRow
 from podscale.report.markup import format_percent
@@ -10,8 +11,6 @@ from podscale.study.blocks import ChartBlock, DotBlock, LineBlock
 from podscale.study.results import ResultGroup, StudyResults
 from podscale.study.seed_statistics import mean_deviation, mean_deviation_percent
 
-COLOURS = 8
-"""Colours of the report's palette; further lines repeat them, dashed."""
 MAX_BANDS = 4
 """Most lines with bands in one chart; more bands would hide each other."""
 
@@ -82,8 +81,9 @@ def _lines(results: StudyResults, values: Callable[[ResultGroup], list[float]]) 
 
 
 def _line_style(results: StudyResults, line: str) -> dict[str, Any]:
-    number = results.lines.index(line)
-    return {"colour": number % COLOURS + 1, "dashed": number // COLOURS % 2 == 1}
+    """Return the colour of a line; lines beyond the palette repeat it, dashed."""
+    repeats, number = divmod(results.lines.index(line), PALETTE_SIZE)
+    return {"colour": number + 1, "dashed": repeats % 2 == 1}
 
 
 def _percent_range(lines: Sequence[LineSeries]) -> tuple[float, float]:

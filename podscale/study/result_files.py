@@ -164,7 +164,7 @@ def render_verdict(results: StudyResults, launches: Sequence[ProtocolLaunch]) ->
         "study": study.name,
         "title": study.title or study.name,
         "papers": list(study.papers),
-        **study_verdict(results).to_json(),
+        **asdict(study_verdict(results)),
         "protocol": {"digest": digest, "launch": None if launch is None else asdict(launch)},
         "trials": {"done": len(results.records), "left": results.unfinished_trials},
         "trainings": {"done": finished, "expected": sum(group.expected for group in results.groups)},

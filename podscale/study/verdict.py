@@ -3,8 +3,8 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from podscale.study.records import TrialRecord
 from podscale.study.results import ResultGroup, StudyResults, paired_records
@@ -55,9 +55,6 @@ class StudyVerdict:
     verdict: Verdict
     sentence: str
     criteria: Sequence[CriterionVerdict]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def study_verdict(results: StudyResults) -> StudyVerdict:

@@ -246,8 +246,8 @@ def _set_common_options(
         link = dashboard.DashboardLink(f"What to do about {alert}").type(model.DashboardLinkType.LINK)
         panel.links([link.url(f"{RUNBOOKS_TOKEN}{alert}.md").target_blank(True)])
     panel.targets([_build_target(query, _ref_id(index), query_format) for index, query in enumerate(queries)])
-    for name, color in COLORS.items():
-        if any(query.legend in ("{{phase}}", "{{state}}") for query in queries):
+    if any(query.legend in ("{{phase}}", "{{state}}") for query in queries):
+        for name, color in COLORS.items():
             panel.override_by_name(name, [_fixed_color(color)])
     return panel
 

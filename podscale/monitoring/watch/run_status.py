@@ -160,7 +160,7 @@ class RankStats:
     pod: str = ""
 
     def since(self, before: "RankStats | None") -> "RankStats":
-        """Return the difference from an earlier sample, or `self` if there is none or the process restarted."""
+        """Return the difference from an earlier sample, or `self` without one, or if there are no more images since."""
         if before is None or self.images <= before.images:
             return self
         phases = {name: seconds - before.phases.get(name, 0.0) for name, seconds in self.phases.items()}

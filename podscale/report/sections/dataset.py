@@ -113,7 +113,10 @@ def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:
 
 
 def one_per_class(split: Split, classes: int, limit: int) -> list[int]:
-    """Return at most `limit` samples of different classes, spread over the class map; deterministic."""
+    """Return samples of at most `limit` different classes, spread over the class map; deterministic.
+
+    Of fewer classes it returns several samples each, `limit` or a few more in all.
+    """
     labels = np.asarray(split.labels)
     present = np.unique(labels)
     chosen = present[np.linspace(0, len(present) - 1, min(limit, len(present))).round().astype(np.int64)]
@@ -121,12 +124,11 @@ def one_per_class(split: Split, classes: int, limit: int) -> list[int]:
     starts = np.searchsorted(labels[order], chosen)
     rounds = -(-limit // len(chosen)) if len(chosen) < limit and classes <= limit else 1
     available = np.bincount(labels, minlength=classes)
-    picked = [
+    return [
         int(order[start + turn])
         for start, label in zip(starts, chosen, strict=True)
         for turn in range(min(rounds, int(available[label])))
     ]
-    return picked[: limit if rounds == 1 else rounds * len(chosen)]
 
 
 def _class_histogram(data: ReportData) -> Markup:

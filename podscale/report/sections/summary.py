@@ -102,7 +102,7 @@ def demo(data: ReportData) -> Markup:
 
 def _launches(data: ReportData) -> str:
     resumed = data.history.count("resumed")
-    return "without a restart" if not resumed else f"resumed {resumed} time{'s' if resumed > 1 else ''}"
+    return f"resumed {format_count(resumed, 'time')}" if resumed else "without a restart"
 
 
 def _claim_table(data: ReportData) -> Claim | None:

@@ -76,7 +76,7 @@ def _x_axis(history: RunHistory) -> XAxis:
 
 
 def _schedule_charts(data: ReportData) -> list[Markup]:
-    """Draw momentum and weight decay if they change; the learning rate is drawn from the log."""
+    """Draw the other columns of the schedule that change; the learning rate is drawn from the log."""
     if data.config is None or data.shards is None:
         return []
     curves = schedule_curves(data.config.train, len(data.shards.split("train")))

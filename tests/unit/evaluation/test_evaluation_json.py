@@ -38,7 +38,7 @@ def evaluation_with(classes: int, evaluation: Predictions, document: str = "") -
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
-    assert json.loads(SCHEMA.read_text()) == evaluation_json.evaluation_schema()
+    assert json.loads(SCHEMA.read_text()) == evaluation_json.Evaluation.model_json_schema()
 
 
 def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
