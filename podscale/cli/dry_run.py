@@ -9,6 +9,7 @@ from podscale.config.preflight.host import processes_per_node
 from podscale.config.preflight.storage import shard_set_counts
 from podscale.data.step_positions import step_positions
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
+from podscale.runs.checkpoint.format import steps_on_disk
 from podscale.stages.known_data import known_data, start_problems
 from podscale.training import schedules
 from podscale.training.preflight import DEFAULT_CLASSES, estimate_memory, model_problem
@@ -137,7 +138,7 @@ def _stage_action(config: RunConfig, stage: str, fresh: bool) -> str:
     run = RunDirectory.for_config(config)
     if stage != "train" or fresh or config.checkpoint.resume == "never":
         return "to do"
-    newest = max((int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")), default=None)
+    newest = next(iter(steps_on_disk(run.checkpoints)), None)
     if newest is None:
         return "to do"
     previous = read_outcomes(run.outcome).get("train")
