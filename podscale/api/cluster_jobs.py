@@ -85,8 +85,10 @@ class ClusterJobs:
         choose = first_pod if pod is None else newest_pod_named(pod)
         chosen = choose(entry.pods)
         if chosen is None and not (follow and pod is None):
-            known = ", ".join(map(name_of, entry.pods)) or "none yet"
-            raise InputError(f"{title_of(entry.job)} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
+            known, title = ", ".join(map(name_of, entry.pods)) or "none yet", title_of(entry.job)
+            if pod is None:
+                raise InputError(f"{title} has no pod of rank 0", field=f"run {self.run}", hint=f"It has: {known}")
+            raise InputError(f"{title} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
         return self._follow_log(entry, choose, notify) if follow else self._read_log(chosen, notify)
 
     def _read_log(self, pod: KubernetesObject | None, notify: Notify) -> Iterator[str]:

@@ -318,6 +318,7 @@ def test_list_shows_the_jobs_of_podscale_and_not_those_that_operators_create(
 
 def test_logs_prints_rank_0_to_the_end(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+    assert_error(main(["logs", "r1"]), capsys.readouterr().err, "rank 0", "none yet", field="run r1")
     cluster.put("pods", pod(0, state=terminated(0), phase="Succeeded"))
     cluster.say("r1-worker-0", "epoch 1")
     cluster.hang_up("r1-worker-0")
