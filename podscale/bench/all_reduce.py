@@ -49,7 +49,7 @@ def parse_sizes(text: str) -> list[int]:
     sizes = []
     for word in text.upper().split(","):
         number, unit = (word[:-1], word[-1:]) if word[-1:] in units else (word, "")
-        if not number.replace(".", "", 1).isdigit() or float(number) * units[unit] < 4:
+        if not number.replace(".", "", 1).isdecimal() or float(number) * units[unit] < 4:
             raise InputError(
                 f"{word or 'nothing'} is not a size of at least 4 bytes, such as 64K or 25M", field="--sizes", got=text
             )

@@ -38,8 +38,9 @@ class ImagePreparer:
 
     def __init__(self, config: RunConfig, *, convert: bool = False) -> None:
         rules = ImageRules.from_section(config.data)
-        self._rules = replace(rules, convert=rules.convert or convert)
-        self._rewrites = self._rules.convert or self._rules.resize_short is not None
+        convert = rules.convert or convert
+        self._rewrites = convert or rules.resize_short is not None
+        self._rules = replace(rules, convert=convert, decode=self._rewrites)
         self.size, self._fraction = config.eval_image_size, config.evaluate.crop_fraction
         self._interpolation = config.input.interpolation
         self._native = native.CropDecoder(1) if native.is_available() else None
@@ -83,7 +84,7 @@ class ImagePreparer:
 
     def _decode_file(self, name: bytes, data: bytes) -> Pixels:
         """Decode an image file. The strict check would decode it once more, so an undamaged JPEG is decoded without."""
-        data, header = prepare_image(name, data, replace(self._rules, decode=self._rewrites))
+        data, header = prepare_image(name, data, self._rules)
         record = np.frombuffer(data, dtype=np.uint8)
         buffer = self._buffer(header.height, header.width)
         pixels = decode_sound_jpeg(record, buffer)

@@ -45,7 +45,7 @@ def test_percentile_is_a_value_that_was_measured(share: float, value: float) -> 
 
 def test_sizes() -> None:
     assert all_reduce.parse_sizes("4,64K,1.5M,1G") == [4, 65536, 1_572_864, 2**30]
-    for wrong in ("", "1,,2", "2", "-4K", "4X", "K"):
+    for wrong in ("", "1,,2", "2", "-4K", "4X", "K", "²K"):
         with refused(field="--sizes"):
             all_reduce.parse_sizes(wrong)
 
