@@ -28,13 +28,23 @@ TASK = ["-m", "kfp.dsl.executor_main"]
 PRELOADED = (
     TASK[1],
     "kubernetes.dynamic",
+    "multiprocessing.sharedctypes",
     "podscale.components.steps",
+    "podscale.data.loaders.build_loader",
+    "podscale.data.node_cache",
     "podscale.data.sharding.build_shard_set",
+    "podscale.data.sharding.pack_progress",
+    "podscale.data.sharding.shard_plan",
+    "podscale.data.sources.digits",
+    "podscale.evaluation.evaluation_json",
     "podscale.kubernetes.client",
     "podscale.kubernetes.run_stage",
     "podscale.launch.supervisor",
+    "podscale.report.demo_page_link",
+    "podscale.report.model_card",
     "podscale.report.page",
     "podscale.stages.launcher_process",
+    "podscale.training.preflight",
 )
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH_BYTES = 8
