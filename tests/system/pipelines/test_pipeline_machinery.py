@@ -17,17 +17,10 @@ import pytest
 
 from podscale.config import load
 from podscale.pipelines.presets import resolve_preset
-from tests.support.task_server import TaskServer, serving_tasks
+from tests.support.task_server import STANDINS, TaskServer
 
-STANDINS = Path(__file__).parents[1] / "standins"
 TIMEOUT_SECONDS = 60.0
 PRESET = load(resolve_preset("digits"))
-
-
-@pytest.fixture(scope="module")
-def task_server() -> Iterator[TaskServer]:
-    with serving_tasks({"PYTHONPATH": str(STANDINS)}) as server:
-        yield server
 
 
 @pytest.fixture
