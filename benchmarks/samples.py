@@ -15,12 +15,12 @@ from podscale.errors import InputError
 from podscale.stages import local
 
 
-def write_archive(path: Path, *, images: int, classes: int = 2, side: int = 96) -> Path:
-    """Write an archive of JPEGs with a folder, named like a synset, for each class."""
+def write_archive(path: Path, *, images: int, side: int = 96) -> Path:
+    """Write an archive of JPEGs with a folder, named like a synset, for each of two classes."""
     generator = np.random.default_rng(0)
     with tarfile.open(path, "w") as archive:
         for number in range(images):
-            synset = f"n{number % classes:08d}"
+            synset = f"n{number % 2:08d}"
             coarse = Image.fromarray(generator.integers(0, 256, (side // 8, side // 6, 3), dtype=np.uint8))
             file = io.BytesIO()
             coarse.resize((side * 4 // 3, side), Image.Resampling.BICUBIC).save(file, "JPEG")

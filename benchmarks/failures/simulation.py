@@ -184,6 +184,6 @@ class FleetResult:
         return f"| {' | '.join([*cells, f'{self.difference:+.2%}', *(f'{share:.2%}' for share in shares)])} |"
 
 
-def simulate_fleet(run: FakeRun, runs: int, hours: float, first_seed: int = 0) -> FleetResult:
-    results = [simulate(run, hours, first_seed + number) for number in range(runs)]
+def simulate_fleet(run: FakeRun, runs: int, hours: float) -> FleetResult:
+    results = [simulate(run, hours, number) for number in range(runs)]
     return FleetResult(run, tuple(state for state, _ in results), sum(done.failures for _, done in results))

@@ -109,11 +109,11 @@ def _total(cost: Cost, fused: bool, sizes: Sequence[int]) -> float:
     return sum(map(cost, buckets(sizes) if fused else sizes))
 
 
-def buckets(sizes: Sequence[int], limit: int = BUCKET) -> list[int]:
+def buckets(sizes: Sequence[int]) -> list[int]:
     """Return the bytes of the buckets, filled in order; a larger tensor gets its own."""
     filled = [0]
     for size in sizes:
-        if filled[-1] and filled[-1] + size > limit:
+        if filled[-1] and filled[-1] + size > BUCKET:
             filled.append(0)
         filled[-1] += size
     return filled

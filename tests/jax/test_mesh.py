@@ -43,8 +43,8 @@ def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> lis
     return [places[number] for number in np.random.default_rng(0).permutation(len(places))]
 
 
-def placed(places: list[DevicePosition], row: int | None = None) -> list[list[list[tuple[int, ...]]]]:
-    return [[[tuple(places[n]) for n in row] for row in part] for part in plan_grid(places, row).tolist()]
+def placed(places: list[DevicePosition]) -> list[list[list[tuple[int, ...]]]]:
+    return [[[tuple(places[n]) for n in row] for row in part] for part in plan_grid(places).tolist()]
 
 
 def test_rows_lie_along_the_torus_with_the_cores_of_a_chip_side_by_side() -> None:

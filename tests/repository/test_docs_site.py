@@ -149,9 +149,9 @@ def requested(tab: Browser) -> list[str]:
     return [address for address in tab.requests() if not address.startswith("blob:")]
 
 
-def wait_for(tab: Browser, script: str, value: object, seconds: float = 20) -> bool:
+def wait_for(tab: Browser, script: str, value: object) -> bool:
     """True as soon as an expression has a value in the page."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 20
     while tab.evaluate(script) != value:
         if time.monotonic() > deadline:
             return False

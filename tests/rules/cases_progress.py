@@ -147,9 +147,9 @@ def pod(info: Line, up: Line, **where: Any) -> tuple[Series, ...]:
     return build_info(info, **where), foreign("up", up, **target(**where))
 
 
-def unseen(minutes: int = 10) -> tuple[Line, Line]:
-    """Return series of a pod that is scraped for some minutes and then not any more."""
-    return Line(1).hold(minutes - 1).end(), flag((minutes, 1), (50, 0))
+def unseen() -> tuple[Line, Line]:
+    """Return series of a pod that is scraped for ten minutes and then not any more."""
+    return Line(1).hold(9).end(), flag((10, 1), (50, 0))
 
 
 def pod_phase(line: Line) -> Series:

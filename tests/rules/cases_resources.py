@@ -10,14 +10,12 @@ GIB = 2.0**30
 WORKSPACE = who(volume="workspace")
 
 
-def volume(
-    free: Line, name: str = "workspace", size: float = 100, minutes: int = 120, **where: Any
-) -> tuple[Series, ...]:
-    """Return series of a volume of `size` GiB; `free` is in GiB."""
+def volume(free: Line, name: str = "workspace", **where: Any) -> tuple[Series, ...]:
+    """Return series of a volume of 100 GiB; `free` is in GiB."""
     free.samples = [sample if isinstance(sample, str) else sample * GIB for sample in free.samples]
     return (
         of("disk_free_bytes", free, volume=name, **where),
-        of("disk_size_bytes", Line(size * GIB).hold(minutes), volume=name, **where),
+        of("disk_size_bytes", Line(100 * GIB).hold(120), volume=name, **where),
     )
 
 

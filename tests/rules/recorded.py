@@ -1,15 +1,13 @@
 """Cases of the recording rules, with their expected values."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
-from tests.rules.cases import DIGITS, Labels, Line, Recorded, Series, build_info, of, who
+from tests.rules.cases import DIGITS, Line, Recorded, Series, build_info, of, who
 from tests.rules.cases_resources import gpu_of, volume, xid
 from tests.rules.cases_restarts import launches, wall_seconds
 
 FINE, SICK = who("fine", "fine"), who("sick", "sick")
-Gives = Mapping[int, tuple[tuple[Labels, float], ...]]
 
 
 def per_minute(name: str, by: float, **labels: Any) -> Series:

@@ -73,13 +73,13 @@ class Browser:
                 return result
             self.events.append(answer)
 
-    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False) -> None:
         """Load a file or an address in a window of `width` CSS pixels and wait until it is drawn."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
+        self.call("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
         self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         deadline = time.monotonic() + 60

@@ -87,9 +87,9 @@ def _digits_splits(
     return {"train": (images[:cut], labels[:cut]), "validation": (images[cut:], labels[cut:])}, names
 
 
-def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOCUMENT) -> DigitsRun:
+def make_digits_run(root: Path, classes: list[str] = DIGITS) -> DigitsRun:
     """Train and evaluate; write a complete run directory except the report and the model card."""
-    config = loads(document)
+    config = loads(DOCUMENT)
     shards = write_digits_set(root / "shards", classes)
     run = root / "runs" / config.run.id
     (run / "model").mkdir(parents=True)

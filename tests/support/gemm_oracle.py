@@ -25,6 +25,7 @@ from podscale.pytorch.batch_norm.activations import (
     norm_relu_convolve,
     normalise,
 )
+from tests.support.fused_norm_oracle import relative_error
 from tests.support.triton_bf16 import interpret_bf16
 
 MOMENTUM = 0.3
@@ -147,10 +148,6 @@ def errors_of(
     measure = error or relative_error
     assert all((a is None) == (b is None) for a, b in found.values())
     return {name: measure(a.detach(), b.detach()) for name, (a, b) in found.items() if b is not None}
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
 def norm_error(found: Tensor, expected: Tensor) -> float:

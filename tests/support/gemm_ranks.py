@@ -15,7 +15,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from podscale.pytorch.batch_norm import BatchNorm
-from tests.support.gemm_oracle import HALF_KINDS, Shape, draw_case, prepare_interpreter, relative_error
+from tests.support.fused_norm_oracle import relative_error
+from tests.support.gemm_oracle import HALF_KINDS, Shape, draw_case, prepare_interpreter
 
 SIZES = (2, 3)
 SHAPE = Shape(sum(SIZES), 16, 32, 6, 7)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,15 +28,27 @@ TASK = ["-m", "kfp.dsl.executor_main"]
 PRELOADED = (
     TASK[1],
     "kubernetes.dynamic",
+    "multiprocessing.sharedctypes",
     "podscale.components.steps",
+    "podscale.data.loaders.build_loader",
+    "podscale.data.node_cache",
     "podscale.data.sharding.build_shard_set",
+    "podscale.data.sharding.pack_progress",
+    "podscale.data.sharding.shard_plan",
+    "podscale.data.sources.digits",
+    "podscale.evaluation.evaluation_json",
     "podscale.kubernetes.client",
     "podscale.kubernetes.run_stage",
     "podscale.launch.supervisor",
+    "podscale.report.demo_page_link",
+    "podscale.report.model_card",
     "podscale.report.page",
     "podscale.stages.launcher_process",
+    "podscale.training.preflight",
 )
 ROOT = Path(__file__).resolve().parents[2]
+STANDINS = ROOT / "tests" / "system" / "standins"
+"""Folder on the path of the tasks, with stand-ins for the stages."""
 LENGTH_BYTES = 8
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
@@ -59,12 +71,12 @@ sys.exit(code[0] if code else 1)
 class TaskServer:
     """Running server; `programs` is the folder with its `python3`."""
 
-    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         address = str(folder / "socket")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.task_server", address],
             cwd=ROOT,
-            env={**os.environ, "_KFP_RUNTIME": "true", **variables},
+            env={**os.environ, "_KFP_RUNTIME": "true", "PYTHONPATH": str(STANDINS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -82,10 +94,10 @@ class TaskServer:
 
 
 @contextmanager
-def serving_tasks(variables: Mapping[str, str]) -> Iterator[TaskServer]:
-    """Run a server with these environment variables."""
+def serving_tasks() -> Iterator[TaskServer]:
+    """Run a server."""
     with tempfile.TemporaryDirectory(prefix="tasks-") as folder:  # its path fits into the address of a socket
-        server = TaskServer(Path(folder), variables)
+        server = TaskServer(Path(folder))
         try:
             yield server
         finally:

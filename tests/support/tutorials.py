@@ -71,16 +71,14 @@ class Ended:
         return f"block at line {line} ended with {self.code}:\n" + "\n".join(lines[-60:])
 
 
-def run_blocks(
-    blocks: Sequence[Block], folder: Path, seconds: float, variables: Mapping[str, str] | None = None
-) -> Ended:
+def run_blocks(blocks: Sequence[Block], folder: Path, seconds: float) -> Ended:
     """Run the blocks that are not left out in one bash in `folder`, which stops at the first command that fails."""
     script = ["set -e -o pipefail"]
     for block in blocks:
         if block.reason is None:
             script += [f"echo; echo '{MARKER}{block.line}'", block.commands]
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": str(COLUMNS)}
-    environment = {**os.environ, "TERM": "xterm", **path, **(variables or {})}
+    environment = {**os.environ, "TERM": "xterm", **path}
     (folder.parent / f"{folder.name}.sh").write_text("\n".join(script), encoding="utf-8")
     code, text = _on_terminal(["bash", f"../{folder.name}.sh"], folder, environment, seconds)
     printed: dict[int, list[str]] = {}

@@ -1,6 +1,6 @@
 """Worlds of real processes: each rank runs a function of a test and returns its value.
 
-Ranks are forked from a server that has imported torch and nothing else. The pytest process itself must not fork them:
+Ranks are forked from a server that has only imported what they need. The pytest process itself must not fork them:
 earlier tests leave threads, pools of threads and objects there that are broken in a child (torch then ends the rank
 with "Invalid thread pool" or refuses its first backward pass). A fresh interpreter a rank would import torch for longer
 than most worlds run.
@@ -26,6 +26,9 @@ from tests.support.ports import free_port
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
+        "PIL.ImageFile",
+        "numpy.ma",  # numpy.unique imports it
+        "pytest",  # modules of tests import it
         "torch",
         "torch._dynamo",  # DistributedDataParallel imports it
         "podscale.data.loaders.cpu",

@@ -34,9 +34,8 @@ from tests.support.commands import TIMEOUT_SECONDS
 from tests.support.fake_cluster import FakeCluster
 from tests.support.package_pod import MARK, OUTPUT_FILE
 from tests.support.package_runner import PackageRunner, PodEnd, in_background
-from tests.support.task_server import TaskServer, serving_tasks
+from tests.support.task_server import STANDINS, TaskServer
 
-STANDINS = Path(__file__).parents[1] / "standins"
 TASKS = ("configure", "shard", "train", "evaluate", "report", "summary")
 
 
@@ -86,12 +85,6 @@ def cluster() -> Iterator[FakeCluster]:
     """Cluster that the exit handler connects to."""
     with FakeCluster().running() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def task_server() -> Iterator[TaskServer]:
-    with serving_tasks({"PYTHONPATH": str(STANDINS)}) as server:
-        yield server
 
 
 @pytest.fixture

@@ -17,17 +17,11 @@ import pytest
 
 from podscale.config import load
 from podscale.pipelines.presets import resolve_preset
-from tests.support.task_server import TaskServer, serving_tasks
+from tests.support.commands import alive
+from tests.support.task_server import STANDINS, TaskServer
 
-STANDINS = Path(__file__).parents[1] / "standins"
 TIMEOUT_SECONDS = 60.0
 PRESET = load(resolve_preset("digits"))
-
-
-@pytest.fixture(scope="module")
-def task_server() -> Iterator[TaskServer]:
-    with serving_tasks({"PYTHONPATH": str(STANDINS)}) as server:
-        yield server
 
 
 @pytest.fixture
@@ -69,13 +63,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_run_writes_all_outputs_and_a_second_one_repeats_no_stage(start, tmp_path):

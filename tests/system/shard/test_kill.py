@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image
 
 from podscale.config.data import DataSection
 from podscale.runs import dataset_directory
+from tests.support.commands import alive
 
 DATA = DataSection(source="images", shard_bytes=400_000, max_reject_rate=0.1)
 DOCUMENT = "data: {source: images, shard_bytes: 400_000, max_reject_rate: 0.1}\nlaunch: {processes: 1}\n"
@@ -56,20 +58,13 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def packed(out: Path) -> int:
     return len(list(out.glob("*/shard-*.tar")))
 
 
-def wait_until(condition: "object", seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
 

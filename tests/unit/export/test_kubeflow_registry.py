@@ -39,9 +39,6 @@ export:
 """
 
 
-WORKSPACE_URI = "export.kubeflow.workspace_uri"
-
-
 @pytest.fixture
 def registry() -> Iterator[ModelRegistry]:
     with model_registry() as server:

@@ -16,8 +16,8 @@ from benchmarks.harness import UNAVAILABLE
 from tests.support.fake_cluster import FakeCluster
 
 
-def usage(requests: float, kilobytes: float, mib: float = 100.0) -> Usage:
-    return Usage(seconds=30.0, requests=requests, objects=7, bytes=1000 * kilobytes, cpu=1.0, mib=mib)
+def usage(requests: float, kilobytes: float) -> Usage:
+    return Usage(seconds=30.0, requests=requests, objects=7, bytes=1000 * kilobytes, cpu=1.0, mib=100.0)
 
 
 def level(others: int, bound: float) -> Level:

@@ -134,8 +134,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
 
 SHIPPED = COMPONENTS / "prometheus-operator" / "rules.yaml"
 TIMES = 40
-IN_SECONDS = re.compile(r"(?<=> )\d+(?=\nand sum by|\nunless max)|(?<=\* )[\d.]+(?=\) < 0)")
-"""Where the shipped rules compare with a length of time, or predict over one, in seconds."""
 
 
 def test_divided_by_one_the_rules_are_the_shipped_ones_byte_for_byte() -> None:

@@ -396,11 +396,11 @@ def test_ffcvs_table_says_when_its_images_grow(epochs):
     assert float(row[2]) / 100 <= load(resolve_preset("ffcv-88epochs")).claim.top1
 
 
-def poly(base, power, length, begin=0, end=None, warmup=0, start=0.0):
-    """Caffe's learning rates of iterations begin to end: poly or poly_cyc with linear warm-up, in plain numbers."""
+def poly(base, power, length, end=None, warmup=0, start=0.0):
+    """Caffe's learning rates of iterations 0 to end: poly or poly_cyc with linear warm-up, in plain numbers."""
     return [
         start + (base - start) * it / warmup if it < warmup else base * (1 - it / length) ** power
-        for it in range(begin, length if end is None else end)
+        for it in range(length if end is None else end)
     ]
 
 

@@ -22,9 +22,9 @@ def study(**section: Any) -> StudyDocument:
     return StudyDocument.model_validate({"name": "s", "run": RUN, "seeds": [1, 2, 3], **section})
 
 
-def swept(at: Any = 0.1, **section: Any) -> StudyDocument:
+def swept(**section: Any) -> StudyDocument:
     """Study of two variants at three batches; the first sweeps its rate, the second uses that of the smallest batch."""
-    rate = {"at": at, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2], "widen": 2}}
+    rate = {"at": 0.1, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2], "widen": 2}}
     variants = [
         {"name": "swept", "learning_rate": rate},
         {"name": "ruled", "learning_rate": {"at": "swept", "batch": 64, "rule": "sqrt"}},

@@ -234,10 +234,10 @@ def test_a_row_does_not_depend_on_the_other_steps(samples: int, batch: int, epoc
     assert (first - 1) * document.global_batch < epochs * share * samples
 
 
-def growing(*changes: tuple[float, int], epochs: float = 9.0, **schedule: object) -> TrainSection:
+def growing(*changes: tuple[float, int], **schedule: object) -> TrainSection:
     """Return a run of 9 epochs whose batch is 40 at first and changes at the given epochs."""
     phases = [{"start": start, "global_batch": batch} for start, batch in changes]
-    return TrainSection.model_validate({"epochs": epochs, "global_batch": 40, "schedule": schedule, "phases": phases})
+    return TrainSection.model_validate({"epochs": 9.0, "global_batch": 40, "schedule": schedule, "phases": phases})
 
 
 def test_a_change_of_batch_keeps_the_course_of_the_schedule() -> None:
