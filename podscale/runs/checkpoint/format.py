@@ -215,7 +215,7 @@ def write_checkpoint(
         fence()  # after a takeover, the directory may be the newer launch's
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, OSError):
-            raise _write_error(directory, snapshot, error) from error
+            raise write_error(directory, snapshot, error) from error
         raise
     return manifest
 
@@ -239,7 +239,8 @@ def _group_by_file(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, n
     return dict(groups)
 
 
-def _write_error(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
+def write_error(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
+    """Return the error of a checkpoint that could not be written to `directory`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     hint = "Earlier checkpoints are untouched: the same command continues from the newest."
     if error.errno in DISK_FULL_ERRNOS:

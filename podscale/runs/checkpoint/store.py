@@ -24,6 +24,7 @@ from podscale.runs.checkpoint.format import (
     step_directory,
     steps_on_disk,
     write_checkpoint,
+    write_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -188,18 +189,18 @@ class CheckpointStore:
 
     def _write(self, snapshot: Snapshot, top1: float | None) -> None:
         started = time.perf_counter()
-        if snapshot.step in self._verified:
-            manifest = self._update_score(snapshot.step, top1)
-        else:
-            try:
+        try:
+            if snapshot.step in self._verified:
+                manifest = self._update_score(snapshot, top1)
+            else:
                 manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
-            except PodscaleError as error:
-                cause = error.__cause__
-                full = isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS
-                self._listener(Failed(snapshot.step, str(error), full))
-                raise
-            self._verified.add(snapshot.step)
-            self._damaged.discard(snapshot.step)
+        except PodscaleError as error:
+            cause = error.__cause__
+            full = isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS
+            self._listener(Failed(snapshot.step, str(error), full))
+            raise
+        self._verified.add(snapshot.step)
+        self._damaged.discard(snapshot.step)
         try:
             self._prune()
         except OSError as error:
@@ -209,14 +210,17 @@ class CheckpointStore:
         seconds = time.perf_counter() - started
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1))
 
-    def _update_score(self, step: int, top1: float | None) -> CheckpointManifest:
+    def _update_score(self, snapshot: Snapshot, top1: float | None) -> CheckpointManifest:
         """Write a new top-1 into the manifest of a checkpoint that is complete, when its step is saved again."""
         self._fence()
-        entry = read_entry(step_directory(self.directory, step))
+        entry = read_entry(step_directory(self.directory, snapshot.step))
         if top1 is None or top1 == entry.top1:
             return entry.manifest
         manifest = replace(entry.manifest, top1=top1)
-        replace_manifest(entry.path, manifest)
+        try:
+            replace_manifest(entry.path, manifest)
+        except OSError as error:
+            raise write_error(entry.path, snapshot, error) from error
         return manifest
 
     def _prune(self) -> None:

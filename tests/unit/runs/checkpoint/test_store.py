@@ -218,6 +218,21 @@ def test_saving_the_same_step_again_only_adds_the_score(tmp_path: Path) -> None:
     assert restored.entries()[0].top1 == 0.7
 
 
+def test_a_score_that_cannot_be_added_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    events: list[CheckpointReport] = []
+    store = checkpoints(tmp_path, listener=events.append)
+    store.save(snapshot(3))
+    monkeypatch.setattr("podscale.runs.checkpoint.format.write_atomically", refuse)
+    with refused("step 3", os.strerror(errno.ENOSPC), kind=PodscaleError, field=str(tmp_path / "step-3")):
+        store.save(snapshot(3), top1=0.7)
+    assert isinstance(events[1], Failed)
+    assert events[1].disk_full
+    assert restored_step(tmp_path) == 3
+
+
 def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) -> None:
     checkpoints(tmp_path).save(snapshot(1))
     other = RunIdentity({"train.global_batch": 512, "run.seed": 1}, "d" * 64, "e" * 16)
