@@ -117,6 +117,16 @@ def option_names_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
+def changed_options(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the default of each option that is not at its default."""
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from changed_options(value, f"{prefix}{name}.")
+        elif value != info.default:
+            yield f"{prefix}{name}", info.default
+
+
 def is_section_name(name: str, model: type[BaseModel]) -> bool:
     """Return True for the dotted name of a section of options."""
     return any(option.startswith(f"{name}.") for option in option_names_of(model))
