@@ -151,8 +151,8 @@ def build_job_spec(
 
     Args:
         shard_set: Location of the shards; by default that of the run's own shard stage.
-        pipeline: A pipeline task launches the job.
         mounted: Check that volumes have the files that the pods need; False if another tool mounts the volumes.
+        pipeline: A pipeline task launches the job.
 
     Raises:
         InputError: The document contradicts itself or does not fit the hardware; the text lists all problems.
