@@ -69,6 +69,8 @@ def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str 
 
 def fields_of(error: PodscaleError) -> dict[str, Any]:
     """Return the arguments of an error as JSON values, so that another process can raise it."""
+    if isinstance(error, InputErrors):
+        return {"problem": str(error)}  # its field and value are those of the first error
     fields: dict[str, Any] = {
         "problem": error.problem,
         "field": error.field,

@@ -1,11 +1,10 @@
 """Options that only one engine supports, and the options and smallest images of each network."""
 
 import json
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from podscale.config.fields import Section, conflict_error
+from podscale.config.fields import changed_options, conflict_error
 from podscale.config.ranks import devices_per_rank
 from podscale.config.run import RunDocument
 from podscale.errors import format_error
@@ -184,10 +183,10 @@ def check_model(config: RunDocument) -> None:
 def _check_external_options(config: RunDocument) -> None:
     """Raise if an option needs one of Podscale's own networks."""
     model, train = config.model, config.train
-    for key, default in _changed_options(model, "model."):
+    for key, default in changed_options(model, "model."):
         if key not in ("model.name", "model.options") and not key.startswith("model.batch_norm."):
             problem = f"only the catalogue's networks have it, and {model.name} is none"
-            hint = f"Set it to its default, {default}; arguments of the model stand in model.options."
+            hint = f"Set it to its default, {json.dumps(default)}; arguments of the model stand in model.options."
             raise conflict_error(key, problem, hint=hint)
     if train.stem_compute != "plain":
         problem = f"only the catalogue's networks have another first layer, and {model.name} is none"
@@ -195,16 +194,6 @@ def _check_external_options(config: RunDocument) -> None:
     if train.precision == "bf16-pure":
         problem = f"needs a network of the catalogue, whose layers take bf16 and fp32 side by side, not {model.name}"
         raise conflict_error("train.precision", problem, got=train.precision, hint="Set it to bf16.")
-
-
-def _changed_options(section: Section, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of each option that is not at its default, and its default as `--set` takes it."""
-    for name, info in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from _changed_options(value, f"{prefix}{name}.")
-        elif value != info.default:
-            yield f"{prefix}{name}", json.dumps(info.default)
 
 
 def _check_residual_options(config: RunDocument) -> None:

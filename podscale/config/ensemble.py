@@ -79,7 +79,7 @@ class EnsembleSection(Section):
             raise conflict_error(
                 "collapsed", f"cycles are counted from 0 to {len(self.cycles) - 1}", got=list(self.collapsed or ())
             )
-        if len(set(self.member_cycles)) < 2:
+        if len(self.member_cycles) < 2:
             raise conflict_error(
                 "cycles",
                 "an ensemble of one is a single model",

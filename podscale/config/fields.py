@@ -44,9 +44,7 @@ def display_field(default: Any, description: str, **constraints: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
 
 def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "") -> PydanticCustomError:
@@ -117,6 +115,16 @@ def option_names_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from option_names_of(info.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def changed_options(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the default of each option that is not at its default."""
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from changed_options(value, f"{prefix}{name}.")
+        elif value != info.default:
+            yield f"{prefix}{name}", info.default
 
 
 def is_section_name(name: str, model: type[BaseModel]) -> bool:

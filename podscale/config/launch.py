@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, StringConstraints, model_validator
 
-from podscale.config.fields import Section, conflict_error, placement_field
-from podscale.config.fields import placement_field as option  # a field here is named placement
+from podscale.config.fields import Section, conflict_error
+from podscale.config.fields import placement_field as option  # all options here are of this class
 from podscale.util.env import PREFIX, WEB_RUNTIME
 
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -223,24 +223,24 @@ class ClusterSection(Section):
 class ResourcesSection(Section):
     """Resources that one pod of the pipeline requests, and may use at most; by default those of the hardware."""
 
-    cpus: float = placement_field(
+    cpus: float = option(
         0.0,
         "CPU cores per pod; 0 = those of `launch.hardware`. On CPUs without it, each process requests 0.25 and may use "
         "4, and the shard stage may use 4 for each of `launch.shard_workers`.",
         ge=0,
     )
-    memory_gib: float = placement_field(
+    memory_gib: float = option(
         0.0,
         "Memory per pod, GiB; 0 = that of `launch.hardware`. On CPUs each process requests 1 and may use 8; caches and "
         "shared memory are added.",
         ge=0,
     )
-    accelerator: str | None = placement_field(None, "Resource name of the accelerators, such as nvidia.com/gpu.")
-    accelerators: int = placement_field(0, "Accelerators per pod of training and evaluation.", ge=0)
-    ephemeral_gib: float = placement_field(
+    accelerator: str | None = option(None, "Resource name of the accelerators, such as nvidia.com/gpu.")
+    accelerators: int = option(0, "Accelerators per pod of training and evaluation.", ge=0)
+    ephemeral_gib: float = option(
         0.0, "Space per pod for temporary files and logs, GiB; 0 = 8, plus the size of the shard cache.", ge=0
     )
-    shm_gib: float = placement_field(
+    shm_gib: float = option(
         0.0, "Shared memory (/dev/shm) per pod, GiB, part of its memory; 0 = as much as loaders and NCCL need.", ge=0
     )
 
@@ -262,61 +262,59 @@ class ResourcesSection(Section):
 
 
 class LaunchSection(Section):
-    backend: Literal["local", "pytorchjob", "jaxjob", "trainjob", "jobset", "auto"] = placement_field(
+    backend: Literal["local", "pytorchjob", "jaxjob", "trainjob", "jobset", "auto"] = option(
         "local",
         "Launcher of the processes: this machine, or a kind of job on a cluster. `auto`: chosen by what the cluster "
         "has installed and the hardware needs.",
     )
-    hardware: str | None = placement_field(
+    hardware: str | None = option(
         None,
         "Type of machine on a cluster, such as `nvidia-h100-80gb x8` (GPUs per pod), `nvidia-l4`, `tpu-v5e-4x4` or "
         "`cpu` (docs/reference/hardware.md); default: launch.resources.",
     )
-    processes: int = placement_field(0, "Training processes per node; 0 = one per GPU, or one without GPUs.", ge=0)
-    nodes: int = placement_field(1, "Nodes of the job.", ge=1)
-    threads: int = placement_field(0, "CPU threads per process; 0 = cores / processes.", ge=0)
-    shard_workers: int = placement_field(0, "Packing processes; 0 = one per core.", ge=0)
-    shard_pods: int = placement_field(1, "Pods that pack the shard set in parallel on a cluster.", ge=1)
-    max_restarts: int = placement_field(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
-    grace_seconds: float = placement_field(
+    processes: int = option(0, "Training processes per node; 0 = one per GPU, or one without GPUs.", ge=0)
+    nodes: int = option(1, "Nodes of the job.", ge=1)
+    threads: int = option(0, "CPU threads per process; 0 = cores / processes.", ge=0)
+    shard_workers: int = option(0, "Packing processes; 0 = one per core.", ge=0)
+    shard_pods: int = option(1, "Pods that pack the shard set in parallel on a cluster.", ge=1)
+    max_restarts: int = option(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
+    grace_seconds: float = option(
         60.0, "Time for saving between a stop request and the kill of the processes, seconds.", gt=0
     )
-    timeout_seconds: float = placement_field(
+    timeout_seconds: float = option(
         300.0, "Longest wait of a rank for its peers, seconds; then all ranks exit and name the missing one.", gt=0
     )
-    hang_seconds: float = placement_field(
+    hang_seconds: float = option(
         180.0,
         "Minimal time without a step that counts as a hang, seconds. If ten times the usual step is longer, that is "
         "the limit, up to launch.timeout_seconds. Evaluations, checkpoints and the first step do not count.",
         gt=0,
     )
-    code: str | None = placement_field(
+    code: str | None = option(
         None,
         "Folder or package of your own code that travels with the run, for models, optimizers and augmentations named "
         "`python:MODULE:CALLABLE`: on the import path of every stage, also in pods and in predictions "
         "(docs/how-to/own-code.md).",
     )
-    code_bundle: str | None = placement_field(
+    code_bundle: str | None = option(
         None, "That code as text, in the documents of pods; `podscale render`, `submit` and `compile` write it."
     )
-    image: str = placement_field(
+    image: str = option(
         "auto",
         "Container image of the stages, for example REGISTRY/podscale-gpu:0.2.0. `auto`: podscale-base, podscale-gpu, "
         "podscale-tpu or podscale-gpu-jax, with the tag `latest`, by the engine and the accelerators.",
         min_length=1,
     )
-    launcher_image: str = placement_field(
+    launcher_image: str = option(
         "podscale-tools:latest", "Container image of launchers, which start and watch jobs on a cluster.", min_length=1
     )
-    retries: int = placement_field(
+    retries: int = option(
         2,
         "Restarts of a failed stage in a pipeline on a cluster. A stage that runs as a job is submitted again that "
         "often if it fails or vanishes.",
         ge=0,
     )
-    time_limit_hours: float = placement_field(
-        168.0, "Time limit of a stage on a cluster, hours, retries included.", gt=0
-    )
+    time_limit_hours: float = option(168.0, "Time limit of a stage on a cluster, hours, retries included.", gt=0)
     resources: ResourcesSection = ResourcesSection()
     cluster: ClusterSection = ClusterSection()
 

@@ -5,13 +5,13 @@ conjugate gradient, Adya 2018), `shampoo`, `muon`, `adam` and `rmsprop`. An opti
 have may be set to its default only, because resolved documents contain every option.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, JsonValue, WithJsonSchema, model_validator
+from pydantic import JsonValue, WithJsonSchema, model_validator
 
 from podscale.config.fields import (
     Section,
+    changed_options,
     check_choice,
     check_plugin_options,
     choice_schema,
@@ -287,37 +287,16 @@ def has_optimizer_option(name: str, option: str) -> bool:
     return option == "momentum" or not (option in OPTIMIZER_NAMES or option in OPTIMIZERS_WITH_OPTION)
 
 
-def unsupported_options(section: OptimizerSection) -> Iterator[str]:
-    """Yield the options that the chosen optimizer does not have and that differ from their defaults."""
-    for option in type(section).model_fields:
-        if not section.has_option(option):
-            yield from (
-                f"{option}{inner}" for inner in _changed_options(getattr(section, option), _default_of(section, option))
-            )
-
-
 def check_optimizer_options(section: OptimizerSection) -> None:
     """Raise a conflict error if the section sets an option that the chosen optimizer does not have."""
-    for option in unsupported_options(section):
-        supporting = optimizers_with(option.partition(".")[0])
-        raise conflict_error(
-            f"train.optimizer.{option}",
-            f"an option of {join_words(supporting)}, and train.optimizer.name is {section.name}",
-            hint="Leave it out.",
-        )
-
-
-def _default_of(section: OptimizerSection, option: str) -> Any:
-    return type(section).model_fields[option].default
-
-
-def _changed_options(value: Any, default: Any) -> Iterator[str]:
-    """Yield the suffix of each name that differs from its default: "" for a value, `.option` within a section."""
-    if not isinstance(value, BaseModel):
-        yield from ("",) if value != default else ()
-        return
-    for name in type(value).model_fields:
-        yield from (f".{name}{end}" for end in _changed_options(getattr(value, name), getattr(default, name)))
+    for option, _ in changed_options(section):
+        owner = option.partition(".")[0]
+        if not section.has_option(owner):
+            raise conflict_error(
+                f"train.optimizer.{option}",
+                f"an option of {join_words(optimizers_with(owner))}, and train.optimizer.name is {section.name}",
+                hint="Leave it out.",
+            )
 
 
 class EmaSection(Section):

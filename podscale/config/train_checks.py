@@ -11,17 +11,17 @@ from podscale.util.formatting import join_words
 
 def check_phases(train: TrainSection) -> None:
     """Raise if phases do not follow each other, or their schedules do not fit."""
-    starts = [0.0, *(phase.start for phase in train.phases), train.epochs]
-    for number, (before, start) in enumerate(pairwise(starts[:-1])):
+    starts = [0.0, *(phase.start for phase in train.phases)]
+    for number, (before, start) in enumerate(pairwise(starts)):
         if start <= before:
             raise conflict_error(
                 f"train.phases.{number}.start", f"must be after the start of the phase before, {before}", got=start
             )
-    if train.phases and starts[-2] >= train.epochs:
+    if starts[-1] >= train.epochs:
         raise conflict_error(
             f"train.phases.{len(train.phases) - 1}.start",
             f"the phase never begins: the run ends after {train.epochs} epochs",
-            got=starts[-2],
+            got=starts[-1],
         )
     check_schedules(train)
 

@@ -19,7 +19,7 @@ _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+
 _CORE_SCHEMA = (  # YAML 1.2.2, section 10.3.2; the order decides if two match
     ("null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    ("int", re.compile(r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
+    ("int", re.compile(r"^(?=.{1,3000}$)([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
     ("float", _FLOAT, list("-+0123456789.")),
 )
 

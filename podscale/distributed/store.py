@@ -219,7 +219,7 @@ class StoreServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
-        with suppress(ConnectionError, ValueError):  # the client disconnected, or uses another protocol
+        with suppress(OSError, ValueError):  # the client disconnected, its host is gone, or it uses another protocol
             writer.write(json.dumps({"store": self._name}).encode() + b"\n")
             while line := await reader.readline():
                 writer.write(json.dumps(await self._respond(json.loads(line))).encode() + b"\n")

@@ -1,8 +1,7 @@
 """Cost model of an all-reduce: a formula for each algorithm, the fit of the links, and the choice of the fastest.
 
 The alpha-beta model. A message of B bytes between neighbours on an axis takes `latency + B * per_byte` seconds, with
-every group of that axis busy at the same time. p = ranks in a row (a node), N = rows, n = p N, S = bytes
-(`size`).
+every group of that axis busy at the same time. p = ranks in a row (a node), N = rows, n = p N, S = bytes (`size`).
 
 Sources: ring and its halves, Patarasuk and Yuan 2009 (bandwidth optimal, 2(n-1)/n S over every link); double tree,
 Sanders 2009; torus, Mikami 2018; hierarchical, Jia 2018; phases on different links one behind the other in slices,
@@ -116,9 +115,8 @@ def tree(fabric: Fabric, size: float) -> float:
 def hierarchical(fabric: Fabric, size: float) -> float:
     """Return the seconds of a reduce to each row's master, a ring among masters, and a broadcast, for `size` bytes S.
 
-    They take 2(p-1) + 2(N-1) steps.
-    Segments go along a chain in a row, so a row's links carry S one way and S the other. (Jia 2018 counts 4(p-1) steps,
-    for rows that scatter and gather.)
+    They take 2(p-1) + 2(N-1) steps. Segments go along a chain in a row, so a row's links carry S one way and S the
+    other. (Jia 2018 counts 4(p-1) steps, for rows that scatter and gather.)
     """
     row, across = fabric.row, fabric.uncontended_column.all_reduce()
     chain = row.message_cost(row.ranks - 1, 1.0 if row.ranks > 1 else 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from podscale.errors import InputError
-from podscale.hardware.gpus import GPU_KINDS, GpuDirect, GpuKind, GpuMachine, find_gpu_kind
+from podscale.hardware.gpus import GPU_KINDS, GpuDirect, GpuKind, find_gpu_kind
 from podscale.hardware.tpus import TPU_KINDS, TpuKind
 
 POD_SHARE = 0.85
@@ -85,7 +85,7 @@ def hardware_names() -> list[str]:
 
 
 def _gpu_hardware(kind: GpuKind, count: int) -> Hardware:
-    machine: GpuMachine | None = next((machine for machine in kind.machines if machine.gpus == count), None)
+    machine = next((machine for machine in kind.machines if machine.gpus == count), None)
     if machine is None:
         offered = " or ".join(f"{kind.name} x{number}" for number in kind.gpus_per_machine)
         raise InputError(

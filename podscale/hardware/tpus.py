@@ -119,9 +119,7 @@ class TpuChip:
     @property
     def kind(self) -> TpuKind | None:
         """Machines with this chip; None for old generations."""
-        return next(
-            (kind for kind in TPU_KINDS if kind.name.removeprefix("tpu-") == self.name.removeprefix("tpu-")), None
-        )
+        return next((kind for kind in TPU_KINDS if kind.name.removeprefix("tpu-") == self.name), None)
 
     @property
     def topology_names(self) -> str:

@@ -206,7 +206,7 @@ def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResul
         classes, _ = api.list(STORAGE_CLASSES)
     except ApiError:
         return
-    default = [name_of(item) for item in classes if annotations_of(item).get(DEFAULT_CLASS_ANNOTATION)]
+    default = [name_of(item) for item in classes if annotations_of(item).get(DEFAULT_CLASS_ANNOTATION) == "true"]
     yield CheckResult(
         "workspace",
         "note",

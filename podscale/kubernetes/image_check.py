@@ -67,9 +67,9 @@ def _watch_pull(api: ClusterClient, job: KubernetesObject, images: list[str]) ->
     while True:
         pods, _ = api.list(PODS, labels=f"{JOB_NAME_LABEL}={name_of(job)}")
         for pod in pods:
-            for container in (pod.get("status") or {}).get("containerStatuses") or ():
-                image = images[int(container["name"].removeprefix("image-"))]
-                if (result := _container_result(image, container)) is not None:
+            statuses = {one["name"]: one for one in (pod.get("status") or {}).get("containerStatuses") or ()}
+            for number, image in enumerate(images):  # a service mesh may add containers of its own
+                if (result := _container_result(image, statuses.get(f"image-{number}", {}))) is not None:
                     results[image] = result
         if len(results) == len(images):
             return results, ""

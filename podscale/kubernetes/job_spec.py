@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig, dumps, load_values
+from podscale.config.engine_support import TPU_RESOURCE
 from podscale.config.identity import changed_result_values
 from podscale.config.images import stage_image
 from podscale.config.launch import ClusterSection
@@ -150,8 +151,8 @@ def build_job_spec(
 
     Args:
         shard_set: Location of the shards; by default that of the run's own shard stage.
-        pipeline: A pipeline task launches the job.
         mounted: Check that volumes have the files that the pods need; False if another tool mounts the volumes.
+        pipeline: A pipeline task launches the job.
 
     Raises:
         InputError: The document contradicts itself or does not fit the hardware; the text lists all problems.
@@ -226,7 +227,7 @@ def _resolve_hardware(config: RunConfig) -> Hardware:
         return find_hardware(named)
     if not resources.accelerators:
         return CPU
-    kind: Literal["gpu", "tpu"] = "tpu" if resources.accelerator == "google.com/tpu" else "gpu"
+    kind: Literal["gpu", "tpu"] = "tpu" if resources.accelerator == TPU_RESOURCE else "gpu"
     name = f"{resources.accelerators} {resources.accelerator}"
     return Hardware(name, kind, resource=resources.accelerator, accelerators=resources.accelerators)
 

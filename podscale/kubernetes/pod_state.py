@@ -207,7 +207,7 @@ def _waiting_problem(container: KubernetesObject) -> PodProblem | None:
         return None
     reason, message = str(waiting["reason"]), one_line(str(waiting.get("message") or ""))
     if reason == "CrashLoopBackOff":
-        last = ((container.get("lastState") or {}).get("terminated")) or {}
+        last = (container.get("lastState") or {}).get("terminated")
         error = _stage_exit(last, "").first_line if last else message
         return PodProblem(f"its container {container['name']} failed and restarts after a pause: {error}")
     advice = PERMANENT_WAIT_REASONS.get(reason)

@@ -99,7 +99,8 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
     except ApiAlreadyExists:
         raise  # the owned objects belong to the job of the other submitter now
     except PodscaleError as error:
-        _remove_owned_objects(api, created)
+        with suppress(PodscaleError):  # the next submission uses or replaces what is left
+            _remove_owned_objects(api, created)
         if isinstance(error, KindNotServed):
             raise api.missing_error(resource) from None
         raise

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig
-from podscale.distributed.startup_clock import StartupClock
+from podscale.distributed.startup_clock import StartupClock, process_start
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import ExitCode
 from podscale.launch import rejoin
@@ -35,7 +35,7 @@ from podscale.runs.lease import lease_wait_seconds
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.goodput import GoodputState, after_launch, read_goodput_state, write_goodput_state
 from podscale.telemetry.pod_telemetry import StageTelemetry
-from podscale.util import env, host_info, processes
+from podscale.util import env, host_info
 from podscale.util.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class LaunchHistory:
     def __init__(self, spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
         self._path, self._lease = run.goodput, lease if spec.stage == "train" else None
         # The first launch begins when this process starts, so that imports count.
-        self._started_at = time.monotonic() - processes.process_age()
+        self._started_at = process_start()
         self.launches: int | None = None
         """Number of launches of the training, including the current one; None if nothing is written."""
 

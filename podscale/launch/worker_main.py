@@ -1,8 +1,7 @@
 """Entry point of every rank: binds it to its parent, opens its log, runs its module, and reports its exit.
 
 Run as `python -m podscale.launch.worker_main MODULE`; MODULE runs as __main__ in the same process. It is imported
-before under its own name, without the garbage collector.
-docs/reference/environment.md lists its environment variables.
+before under its own name, without the garbage collector. docs/reference/environment.md lists its environment variables.
 """
 
 import gc

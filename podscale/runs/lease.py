@@ -206,7 +206,7 @@ def lease_fence(path: Path, number: int) -> Callable[[], None]:
             holder = None
         if holder is None or holder.number != number:
             raise LeaseLost(
-                f"another launch of this run has taken over ({holder or 'the lease file is gone'})",
+                f"another launch of this run has taken over ({holder or 'its lease file cannot be read'})",
                 field=str(path.parent),
                 hint="This one stops without writing.",
             )

@@ -19,6 +19,7 @@ from podscale.runs.directory import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, resolve_model_directory
 from podscale.runs.user_code import MODEL_CODE
 from podscale.util.files import file_sha256
+from podscale.util.formatting import first_line
 
 MODEL_FORMAT = "podscale-model-1"
 WEIGHTS_FILE = "model.safetensors"
@@ -181,7 +182,7 @@ def read_model(directory: Path) -> EvaluatedModel:
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"not the description of a model ({str(error).splitlines()[0]})"
+        problem = f"not the description of a model ({first_line(error)})"
         raise InputError(problem, field=str(path)) from error
     return model
 

@@ -1,7 +1,7 @@
 """Stage outcomes of a run directory, and reuse of stages that finished with the same inputs.
 
-outcome.json has the outcome of each stage, stages.json the inputs of each finished stage. A run directory
-belongs to one run document: another is refused.
+outcome.json has the outcome of each stage, stages.json the inputs of each finished stage. A run directory belongs to
+one run document: another is refused.
 """
 
 import errno

@@ -24,7 +24,6 @@ FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
     "summary": SummaryMetricFamily,
-    "info": GaugeMetricFamily,  # always 1, because the text format has no infos
 }
 RANK_LABELS = ("run", "rank")
 POD_LABELS = ("run",)
@@ -65,7 +64,10 @@ class MetricSpec:
         return FAMILIES[self.kind](f"{PREFIX}{self.name}", self.meaning, labels=self.labels)
 
     def info(self, labels: Mapping[str, str]) -> Metric:
-        """Return the family of an info with its one sample; `labels` include the common ones."""
+        """Return the family of an info with its one sample; `labels` include the common ones.
+
+        It is a gauge that is always 1, because the text format has no infos.
+        """
         assert self.kind == "info"
         family = GaugeMetricFamily(f"{PREFIX}{self.name}", self.meaning, labels=[*labels])
         family.add_metric([*labels.values()], 1)

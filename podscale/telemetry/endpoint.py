@@ -5,6 +5,7 @@ import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -101,7 +102,7 @@ class Endpoint:
         return cls(reachable_url, files.get("certificate"), files.get("token"), "mutual" in files)
 
     def fetch_metrics(self, seconds: float, client: ClientCertFiles | None = None) -> str:
-        """Return the metrics as text. Raises EndpointError if refused, OSError if nothing answers."""
+        """Return the metrics as text. Raises EndpointError if refused, OSError if there is no complete answer."""
         if self.requires_client_certificate and client is None:
             hint = "Give --client-certificate and --client-key."
             raise EndpointError("requires a client certificate", field=self.url, hint=hint)
@@ -115,6 +116,8 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             with error:
                 raise EndpointError(f"refused: {error.reason}", field=self.url, got=error.code) from error
+        except HTTPException as error:
+            raise ConnectionError(f"no complete answer: {error}") from error
         except OSError as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, ssl.SSLError):
@@ -154,7 +157,10 @@ class Endpoint:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust the certificate itself, without its authority
-        context.load_verify_locations(cadata=leaf[leaf.find("-----BEGIN") :] + end)
+        try:
+            context.load_verify_locations(cadata=leaf[leaf.find("-----BEGIN") :] + end)
+        except (ssl.SSLError, ValueError) as error:
+            raise EndpointError("not a certificate", field=str(self.certificate)) from error
         if client is not None:
             context.load_cert_chain(client.certificate, client.key)
         return context

@@ -27,7 +27,7 @@ class EventLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._fence = fence or (lambda: None)
-        self._lost = 0
+        self._warned = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._broken = not _ends_with_newline(self._descriptor)
 
@@ -80,9 +80,9 @@ class EventLog:
         try:
             self._broken = os.write(self._descriptor, data) < len(data)
         except OSError as error:
-            if not self._lost:
+            if not self._warned:
                 logger.warning("%s: lines are being lost: %s", self._path, error.strerror)
-            self._lost += 1
+            self._warned = True
 
 
 def read_records(path: Path) -> Iterator[EventRecord]:

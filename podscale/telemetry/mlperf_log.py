@@ -76,9 +76,7 @@ class MlperfLog:
         settings, epoch = self._config.evaluate, self._epoch(step)
         until_first = round(settings.offset - epoch, 2)
         count = until_first if until_first > 0 else settings.every_epochs or self._config.train.epochs
-        self._start(
-            "block_start", first_epoch_num=self._epoch(step), epoch_count=count, samples_count=self._samples_seen(step)
-        )
+        self._start("block_start", first_epoch_num=epoch, epoch_count=count, samples_count=self._samples_seen(step))
 
     def _stop(self, status: str) -> None:
         self._running = False

@@ -11,9 +11,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+from podscale.telemetry.catalogue import PHASE_LABEL
 from podscale.telemetry.registry import MetricSample
 
-PHASES = ("data_wait", "h2d", "forward_backward", "allreduce_wait", "optimizer", "checkpoint", "evaluation", "other")
+PHASES = PHASE_LABEL["phase"]
 OTHER_INDEX = PHASES.index("other")
 NON_STEP_PHASES = ("evaluation", "checkpoint")
 STRAGGLER_RATIO = 1.25

@@ -251,7 +251,9 @@ class Nvml:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        self._handles = [
+            self._query(library.nvmlDeviceGetHandleByIndex, i) for i in range(library.nvmlDeviceGetCount())
+        ]
 
     @classmethod
     def open(cls) -> "Nvml | None":
@@ -260,15 +262,15 @@ class Nvml:
             import pynvml
 
             pynvml.nvmlInit()
+            return cls(pynvml)
         except ImportError:
             return None
         except pynvml.NVMLError:
             return None
-        return cls(pynvml)
 
     def states(self) -> list[GpuState]:
-        """Return the states of the GPUs that NVML shows to this container."""
-        return [self._state(index, handle) for index, handle in enumerate(self._handles)]
+        """Return the states of the GPUs that NVML shows to this container, without those that have failed."""
+        return [self._state(index, handle) for index, handle in enumerate(self._handles) if handle is not None]
 
     def _state(self, index: int, handle: Any) -> GpuState:
         nvml = self._library
@@ -285,7 +287,7 @@ class Nvml:
         )
 
     def _query(self, function: Any, *arguments: Any) -> Any:
-        """Return the value; None if the GPU does not support the query (MIG instances, virtual GPUs)."""
+        """Return the value; None if the GPU has failed or does not support the query (MIG instances, virtual GPUs)."""
         try:
             return function(*arguments)
         except self._library.NVMLError:

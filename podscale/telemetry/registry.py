@@ -32,7 +32,6 @@ SNAPSHOT_SECONDS = 1.0
 Labels = tuple[str, ...]
 MetricSample = tuple[str, Labels, float]
 """Metric name in the catalogue, values of its own labels, and the number."""
-SeriesValue = float | None
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -259,7 +258,7 @@ def sanitize_label(value: str) -> str:
     return text if len(text) <= MAX_LABEL_LENGTH else f"{text[: MAX_LABEL_LENGTH - 3]}..."
 
 
-def series_values(text: str) -> dict[str, SeriesValue]:
+def series_values(text: str) -> dict[str, float | None]:
     """Return every sample by its PromQL series, without histogram buckets; None for NaN and infinity."""
     return {
         _series_name(sample.name, sample.labels): sample.value if math.isfinite(sample.value) else None

@@ -8,10 +8,12 @@ is rarely the oldest.
 
 import errno
 import hmac
+import logging
 import os
 import socket
 import socketserver
 import ssl
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -24,6 +26,8 @@ from typing import Any
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.telemetry.endpoint import openssl_reason
+
+logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CONNECTIONS = 32
@@ -186,7 +190,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.scraped.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that close the connection or send an invalid request."""
+        """Log an error of ours; ignore clients that close the connection or send an invalid request."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("a scrape of the metrics failed")
 
     def _evict(self) -> None:
         """Shut down the oldest connection, which ends its thread."""

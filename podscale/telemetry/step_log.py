@@ -10,7 +10,7 @@ from podscale.util.formatting import format_bytes, format_count, format_duration
 from podscale.util.terminal import paint, terminal_width
 
 StyledText = tuple[str, str]
-"""Part of a line and its style (see terminal.STYLES)."""
+"""Part of a line and its style (names of terminal.ANSI_CODES)."""
 
 HIDDEN_FIELDS = ("time", "kind", "event")
 WARNING_EVENTS = (

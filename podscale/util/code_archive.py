@@ -33,7 +33,7 @@ FIELD = "launch.code"
 
 @dataclass(frozen=True)
 class CodeArchive:
-    """Bytes of a tar; `files` are the SHA-256 of its files by name."""
+    """Bytes of a deterministic tar."""
 
     data: bytes
 

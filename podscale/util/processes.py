@@ -108,8 +108,7 @@ def kill_self() -> None:
 def _exit_on_process_end(handle: int) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)  # a pidfd becomes readable when its process ends
-    while not poll.poll():
-        pass
+    poll.poll()
     kill_self()
 
 

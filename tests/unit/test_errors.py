@@ -38,6 +38,7 @@ def test_several_errors_keep_each_of_them(title: str) -> None:
         assert lines == (
             ["two things:", "  - a: wrong (got 3)", "  - b: missing"] if title else ["a: wrong (got 3)", "b: missing"]
         )
+        assert str(InputError(**json.loads(json.dumps(fields_of(found))))) == str(found)
 
 
 def test_location_and_field_come_first_and_long_values_are_cut() -> None:

@@ -8,7 +8,7 @@ from podscale.config.preflight.host import host_problems
 from podscale.config.preflight.software import software_problems
 from podscale.config.preflight.storage import shard_set_counts, storage_problems
 from podscale.config.run_config import RunConfig
-from podscale.errors import InputError, InputErrors
+from podscale.errors import InputError, combine_errors
 
 PreflightTarget = Literal["here", "pack", "containers", "pod", "job", "cluster"]
 
@@ -26,11 +26,8 @@ def preflight(
         shard_set: location of the shards; None if they are still to be packed (a pod then packs and does not train).
         others: problems that checks of another package found.
     """
-    problems = [*find_problems(document, target, shard_set), *others]
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        raise InputErrors(problems, f"this run cannot start; {len(problems)} things to change:")
+    if problems := [*find_problems(document, target, shard_set), *others]:
+        raise combine_errors(problems, "this run cannot start")
 
 
 def find_problems(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> list[InputError]:

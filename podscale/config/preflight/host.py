@@ -144,13 +144,13 @@ def _port_problems(document: RunConfig) -> Iterator[InputError]:
 def _count_problems(document: RunConfig, counts: dict[str, int], processes: int) -> Iterator[InputError]:
     if not counts:
         return
-    ranks, largest = processes * document.launch.nodes, largest_batch(document.train)
+    nodes, largest = document.launch.nodes, largest_batch(document.train)
     train, validation = counts.get("train", 0), counts.get("validation", 0)
     if train < largest.global_batch:
         problem = f"larger than the training split of {train} images"
         hint = f"Set {largest.batch_option} to {train} or less."
         yield InputError(problem, field=largest.batch_option, got=largest.global_batch, hint=hint)
-    if min(train, validation) < ranks:
-        problem = f"{ranks} ranks, but only {train} training and {validation} validation images"
-        hint = f"Lower it to {max(1, min(train, validation))} or less, or give more images."
+    if min(train, validation) < processes * nodes:
+        problem = f"{processes * nodes} ranks, but only {train} training and {validation} validation images"
+        hint = f"Lower it to {max(1, min(train, validation) // nodes)} or less, or give more images."
         yield InputError(problem, field="launch.processes", got=processes, hint=hint)

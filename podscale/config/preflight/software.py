@@ -124,6 +124,6 @@ def _install_hint(install: str, images: str) -> str:
     image = os.environ.get(env.IMAGE)
     if not image:
         return install
-    if image.partition(":")[0] in images.split():
+    if image.partition(":")[0] in images.replace(",", " ").split():
         return f"{image} should contain it, so build that image again (docs/how-to/images.md)"
     return f"This is {image}, choose {images}"

@@ -192,8 +192,8 @@ def write_checkpoint(
 ) -> CheckpointManifest:
     """Write step-<n>/ under `root`, with the validation `top1` (a fraction) if it is known; durable on return.
 
-    Calls `fence`, which raises if another launch has taken over, first and again before the manifest. Raises
-    PodscaleError for a full disk or quota; then nothing of this checkpoint is left.
+    Calls `fence`, which raises if another launch has taken over, first, before the manifest, and before it removes
+    what an error left. Raises PodscaleError for a full disk or quota; then nothing of this checkpoint is left.
     """
     directory = step_directory(root, snapshot.step)
     fence()
@@ -211,11 +211,11 @@ def write_checkpoint(
         write_manifest(directory, manifest)
         fsync_directory(directory)
         fsync_directory(root)
-    except OSError as error:
+    except BaseException as error:
+        fence()  # after a takeover, the directory may be the newer launch's
         shutil.rmtree(directory, ignore_errors=True)
-        raise _write_error(directory, snapshot, error) from error
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise write_error(directory, snapshot, error) from error
         raise
     return manifest
 
@@ -239,7 +239,8 @@ def _group_by_file(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, n
     return dict(groups)
 
 
-def _write_error(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
+def write_error(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
+    """Return the error of a checkpoint that could not be written to `directory`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     hint = "Earlier checkpoints are untouched: the same command continues from the newest."
     if error.errno in DISK_FULL_ERRNOS:

@@ -24,6 +24,7 @@ from podscale.runs.checkpoint.format import (
     step_directory,
     steps_on_disk,
     write_checkpoint,
+    write_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,13 +58,12 @@ def best_entries(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
 
 @dataclass(frozen=True)
 class Saved:
-    """Finished save; `removed` has the steps of the checkpoints that retention removed."""
+    """Finished save."""
 
     step: int
     bytes: int
     seconds: float
     top1: float | None
-    removed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,51 +187,49 @@ class CheckpointStore:
         """Return the complete checkpoints, newest first."""
         return [entry for entry in complete_entries(self.directory) if entry.step not in self._damaged]
 
-    def best(self) -> CheckpointEntry | None:
-        """Return the complete checkpoint with the highest top-1."""
-        return next(iter(best_entries(self.entries())), None)
-
     def _write(self, snapshot: Snapshot, top1: float | None) -> None:
         started = time.perf_counter()
-        if snapshot.step in self._verified:
-            manifest = self._update_score(snapshot.step, top1)
-        else:
-            try:
-                manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
-            except PodscaleError as error:
-                cause = error.__cause__
-                full = isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS
-                self._listener(Failed(snapshot.step, str(error), full))
-                raise
-            self._verified.add(snapshot.step)
-            self._damaged.discard(snapshot.step)
         try:
-            removed = self._prune()
+            if snapshot.step in self._verified:
+                manifest = self._update_score(snapshot, top1)
+            else:
+                manifest = write_checkpoint(self.directory, snapshot, self._identity, top1, self._fence)
+        except PodscaleError as error:
+            cause = error.__cause__
+            full = isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS
+            self._listener(Failed(snapshot.step, str(error), full))
+            raise
+        self._verified.add(snapshot.step)
+        self._damaged.discard(snapshot.step)
+        try:
+            self._prune()
         except OSError as error:
             failure = _removal_error(self.directory, snapshot.step, error)
             self._listener(Failed(snapshot.step, str(failure)))
             raise failure from error
         seconds = time.perf_counter() - started
-        self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
+        self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1))
 
-    def _update_score(self, step: int, top1: float | None) -> CheckpointManifest:
+    def _update_score(self, snapshot: Snapshot, top1: float | None) -> CheckpointManifest:
         """Write a new top-1 into the manifest of a checkpoint that is complete, when its step is saved again."""
         self._fence()
-        entry = read_entry(step_directory(self.directory, step))
+        entry = read_entry(step_directory(self.directory, snapshot.step))
         if top1 is None or top1 == entry.top1:
             return entry.manifest
         manifest = replace(entry.manifest, top1=top1)
-        replace_manifest(entry.path, manifest)
+        try:
+            replace_manifest(entry.path, manifest)
+        except OSError as error:
+            raise write_error(entry.path, snapshot, error) from error
         return manifest
 
-    def _prune(self) -> tuple[int, ...]:
+    def _prune(self) -> None:
         """Remove checkpoints that retention does not keep, and leftovers of killed writers."""
         self._fence()
         kept_steps = self._retention.kept_steps(self.entries())
-        surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept_steps}
-        for path in surplus.values():
-            remove_checkpoint(path)
-        return tuple(surplus)
+        for step, path in steps_on_disk(self.directory).items():
+            if step not in kept_steps:
+                remove_checkpoint(path)
 
     def _read_newest(self, root: Path) -> Snapshot | None:
         """Return the newest complete checkpoint under `root`; log damaged ones and refuse one of another run."""

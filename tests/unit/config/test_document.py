@@ -192,6 +192,11 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: float):
     assert math.isclose(loads(document).train.schedule.learning_rate, value)
 
 
+@pytest.mark.parametrize("digits", ["1" * 5000, f"0x{'f' * 5000}"], ids=["decimal", "hexadecimal"])
+def test_a_number_of_more_digits_than_python_reads_is_refused(digits: str):
+    assert refusal(f"run: {{seed: {digits}}}").field == "run.seed"
+
+
 def test_scalars_are_those_of_yaml_1_2():
     """Classes called `no` and `on`, times and dates are text; only true and false are booleans."""
     words = ["no", "on", "yes", "1:30", "2026-01-01", "1_000", "<<", "="]

@@ -197,6 +197,9 @@ def test_a_data_set_too_small_for_the_run_is_a_problem(tmp_path):
     error = only(few)
     assert about(error) == ("launch.processes", 4)
     assert [int(number) for number in re.findall(r"\d+", str(error))] == [4, 60, 3, 4, 3]
+    pods = document(tmp_path, "launch.processes=4", "launch.nodes=2", "train.global_batch=8")
+    (error,) = host.host_problems(pods, {"train": 60, "validation": 6}, in_pod=True)
+    assert error.hint.startswith("Lower it to 3 or less"), "processes of each of two nodes"
 
 
 def test_shared_memory(tmp_path, monkeypatch):
@@ -258,6 +261,9 @@ def test_packages_of_the_export_stage_are_needed_before_the_training(tmp_path, m
     assert error.field == "export.formats"
     assert "onnxscript" in error.problem
     assert "podscale[torch,export]" in error.hint
+    monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
+    error = only(document(tmp_path, "export.formats=[torchscript, onnx-int8]"))
+    assert error.hint.startswith("podscale-gpu should contain it")
     assert find_problems(document(tmp_path, "export.formats=[torchscript]"), "here") == []
 
 

@@ -1,9 +1,11 @@
 """Store of a run: several clients, waits, lost servers."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -84,6 +86,14 @@ def test_exit_messages_of_one_world_do_not_reach_the_next() -> None:
         store.clone(20.0).set(FAILED_KEY, "1")
     assert type(raised.value.__cause__) is ConnectionError, "not a refused one: there is a store"
     assert not StoreClient("127.0.0.1", second.port, 20.0).has(FAILED_KEY)
+
+
+def test_a_client_whose_host_is_gone_is_not_waited_for() -> None:
+    """The kernel gives up the connection with ETIMEDOUT, which is no ConnectionError."""
+    server, writer = StoreServer("127.0.0.1"), Mock(drain=AsyncMock())
+    asyncio.run(server._serve(Mock(readline=AsyncMock(side_effect=TimeoutError)), writer))
+    assert server._clients == 0
+    writer.close.assert_called_once_with()
 
 
 def test_an_invalid_request_does_not_stop_the_server(store: StoreClient) -> None:

@@ -141,6 +141,14 @@ def test_a_failed_check_names_the_remedy(healthy: FakeCluster, name: str) -> Non
     assert advice in finding.advice
 
 
+def test_a_storage_class_may_say_that_it_is_not_the_default(healthy: FakeCluster) -> None:
+    for name, is_default in (("slow", "false"), ("fast", "true")):
+        annotations = {"storageclass.kubernetes.io/is-default-class": is_default}
+        healthy.put("storageclasses", {"metadata": {"name": name, "annotations": annotations}})
+    finding = check_results("launch.cluster.workspace_claim=null", "run.workspace=/work")["workspace"]
+    assert "slow, fast (default fast)" in finding.found
+
+
 def test_the_default_init_container_is_reported_if_admission_refuses_it(healthy: FakeCluster) -> None:
     assert "--pytorch-init-container-template-file" in check_results()["init container"].advice
     (deployment,) = healthy.all("deployments")

@@ -55,7 +55,7 @@ def kubelet(cluster: FakeCluster, *states: dict[str, Any], made: dict[str, Any] 
             del started["metadata"]["creationTimestamp"]
             if states:
                 statuses = [{"name": f"image-{number}", "state": state} for number, state in enumerate(states)]
-                started["status"]["containerStatuses"] = statuses
+                started["status"]["containerStatuses"] = [{"name": "istio-proxy", "state": PULLING}, *statuses]
             cluster.put("pods", started)
         return None
 

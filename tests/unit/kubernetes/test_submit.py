@@ -266,6 +266,19 @@ def test_a_job_that_is_refused_after_its_dry_run_leaves_nothing_behind(
     assert cluster.all("networkpolicies") == []
 
 
+def test_the_reason_of_a_refused_job_is_raised_if_its_objects_cannot_be_deleted(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
+    def refuse(seen: Seen) -> Answer | None:
+        if seen.method == "POST" and seen.path.endswith("pytorchjobs") and "dryRun" not in seen.query:
+            return Answer(403, "Forbidden", "exceeded quota")
+        return Answer(403, "Forbidden", "no right to delete") if seen.method == "DELETE" else None
+
+    cluster.faults.append(refuse)
+    with refused("exceeded quota", field="PyTorchJob r1", kind=ApiError):
+        submit_job(api, MANIFESTS, print)
+
+
 def test_a_missing_operator_is_refused_and_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].clear()
     with refused("Kubeflow Training Operator", field="PyTorchJob", kind=KindNotServed):

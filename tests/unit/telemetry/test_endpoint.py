@@ -2,7 +2,9 @@
 
 import errno
 import os
+import socket
 import ssl
+import threading
 import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +51,27 @@ def test_a_plain_endpoint(tmp_path: Path) -> None:
     with pytest.raises(urllib.error.URLError) as raised:
         endpoint.fetch_metrics(SECONDS)
     assert isinstance(raised.value.reason, ConnectionRefusedError)
+
+
+def test_an_answer_that_ends_early_is_no_answer() -> None:
+    """The stage may be killed while it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+
+        threading.Thread(target=answer).start()
+        with pytest.raises(OSError, match="no complete answer"):
+            Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}/metrics").fetch_metrics(SECONDS)
+
+
+@pytest.mark.parametrize("text", ["", "no certificate"])
+def test_a_certificate_that_is_being_written_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tls.crt").write_text(text)
+    with refused(field=str(tmp_path / "tls.crt"), kind=EndpointError):
+        Endpoint("https://127.0.0.1:1/metrics", tmp_path / "tls.crt").fetch_metrics(SECONDS)
 
 
 @pytest.mark.parametrize(

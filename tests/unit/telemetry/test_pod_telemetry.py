@@ -83,6 +83,16 @@ def test_values_that_a_gpu_does_not_report_are_left_out() -> None:
     ]
 
 
+def test_a_gpu_that_has_failed_does_not_hide_the_others() -> None:
+    class Lost(Library):
+        def nvmlDeviceGetHandleByIndex(self, number: int) -> int:  # noqa: N802
+            if number == 1:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+            return number
+
+    assert [gpu.index for gpu in Nvml(Lost()).states()] == [0]
+
+
 def test_gpus_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_telemetry.Nvml, "open", lambda: Nvml(Library()))
     registry = CollectorRegistry()

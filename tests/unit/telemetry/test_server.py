@@ -44,6 +44,16 @@ def test_serves_only_metrics(server: MetricsServer) -> None:
     assert raw(server, b"\x16\x03\x01\r\n\r\n").startswith(b"HTTP/1.1 400")
 
 
+def test_an_error_of_the_exposition_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> bytes:
+        raise KeyError("no_such_metric")
+
+    broken = MetricsServer("127.0.0.1", 0, fail).start()
+    assert raw(broken, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+    broken.close()
+    assert "no_such_metric" in caplog.text
+
+
 def test_a_request_that_never_ends_is_cut_off(server: MetricsServer) -> None:
     assert raw(server, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20_000) == b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:

@@ -127,12 +127,9 @@ def test_asynchronous_save_returns_before_the_write_and_the_next_waits_for_it(tm
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     store = checkpoints(tmp_path, keep_last=2, keep_best=1)
-    removed = []
-    store._listener = lambda event: removed.extend(event.removed)  # type: ignore[union-attr]
     for step, top1 in [(1, 0.1), (2, 0.9), (3, 0.5), (4, None), (5, 0.6)]:
         store.save(snapshot(step), top1=top1)
     assert steps(tmp_path) == [2, 4, 5]
-    assert removed == [1, 3]
 
 
 def test_the_best_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -141,10 +138,7 @@ def test_the_best_is_known_after_a_restart(tmp_path: Path) -> None:
     later.restore("auto")
     for step in (2, 3):
         later.save(snapshot(step), top1=0.5)
-    best = later.best()
-    assert best is not None
-    assert (best.step, best.top1) == (1, 0.9)
-    assert steps(tmp_path) == [1, 3]
+    assert [(entry.step, entry.top1) for entry in later.entries()] == [(3, 0.5), (1, 0.9)]
 
 
 def test_leftovers_of_a_dead_writer_are_ignored_and_then_removed(tmp_path: Path) -> None:
@@ -206,9 +200,7 @@ def test_restores_past_a_damaged_checkpoint_and_logs_the_reason(
     assert read.seconds > 0
     assert expected in caplog.text
     # Retention does not count the damaged one, whatever its manifest says, and its step can be written again.
-    best = again.best()
-    assert best is not None
-    assert best.step == 1
+    assert [entry.step for entry in again.entries()] == [1]
     again.save(snapshot(2, value=5.0))
     restored = checkpoints(tmp_path).restore("auto")
     assert restored is not None
@@ -223,9 +215,22 @@ def test_saving_the_same_step_again_only_adds_the_score(tmp_path: Path) -> None:
     assert (tmp_path / "step-3" / "model.safetensors").stat().st_ino == before
     restored = checkpoints(tmp_path)
     assert restored.restore("auto") is not None
-    best = restored.best()
-    assert best is not None
-    assert best.top1 == 0.7
+    assert restored.entries()[0].top1 == 0.7
+
+
+def test_a_score_that_cannot_be_added_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    events: list[CheckpointReport] = []
+    store = checkpoints(tmp_path, listener=events.append)
+    store.save(snapshot(3))
+    monkeypatch.setattr("podscale.runs.checkpoint.format.write_atomically", refuse)
+    with refused("step 3", os.strerror(errno.ENOSPC), kind=PodscaleError, field=str(tmp_path / "step-3")):
+        store.save(snapshot(3), top1=0.7)
+    assert isinstance(events[1], Failed)
+    assert events[1].disk_full
+    assert restored_step(tmp_path) == 3
 
 
 def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) -> None:
@@ -288,12 +293,15 @@ def test_a_named_checkpoint_that_cannot_be_used_is_an_error(tmp_path: Path) -> N
         checkpoints(tmp_path / "own").restore(str(tmp_path / "own" / "step-2"))
 
 
-def test_a_refused_fence_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_a_launch_that_was_taken_over_leaves_the_checkpoint_of_the_newer_one(tmp_path: Path) -> None:
+    """The newer launch saves the same step while the files of the older one are written."""
     calls = []
 
     def fence() -> None:
         calls.append(None)
         if len(calls) == 2:
+            checkpoints(tmp_path).save(snapshot(1))
+        if len(calls) >= 2:
             raise LeaseLost
 
     store = checkpoints(tmp_path, asynchronous=True, fence=fence)
@@ -301,7 +309,7 @@ def test_a_refused_fence_leaves_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(LeaseLost):
         store.wait()
     store.close()  # the error was raised once
-    assert steps(tmp_path) == []
+    assert restored_step(tmp_path) == 1
 
 
 def test_the_listener_gets_bytes_and_seconds_of_a_save(tmp_path: Path) -> None:
