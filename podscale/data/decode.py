@@ -93,7 +93,7 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
     return _decode_by_pil(record.data) if pixels is None else pixels
 
 
-def decode_sound_jpeg(record: Pixels, buffer: Pixels | None = None) -> Pixels | None:
+def decode_sound_jpeg(record: Pixels, buffer: Pixels | None) -> Pixels | None:
     """Return the pixels of a JPEG without any damage; None for other images, which `decode` gives to PIL."""
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":

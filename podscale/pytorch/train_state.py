@@ -53,7 +53,7 @@ class TrainState:
         return self._named_tensors(self._flat_tensors(), self._extra_state())
 
     @contextmanager
-    def with_weights(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+    def with_weights(self, *, averaged: bool) -> Iterator[nn.Module]:
         """Yield the model with the weights to evaluate, or with their averages. All ranks enter it together.
 
         Restores the training weights afterwards, to the bit.
@@ -233,7 +233,7 @@ class Ema:
     """
 
     def __init__(
-        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
+        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int
     ) -> None:
         """Start from the model's current values; `read_weights` has the order of `FlatWeights.local_masters`."""
         self._model, self._read_weights = model, read_weights
