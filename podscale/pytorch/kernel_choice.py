@@ -94,7 +94,9 @@ def time_kernels(config: RunConfig, world: World, classes: int, kind: Kernels) -
     """
     try:
         return _median_pass(with_kernels(config, kind), world, classes, kind)
-    except (torch.OutOfMemoryError, *triton_errors()):
+    except torch.OutOfMemoryError:
+        return math.inf
+    except triton_errors():
         return math.inf
     finally:
         if world.on_gpu:

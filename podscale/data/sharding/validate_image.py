@@ -35,7 +35,7 @@ MAX_SIDE = 65535
 class InvalidImage(Exception):
     """Unusable image; `reason` is a stable key, `detail` a text for users."""
 
-    def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
+    def __init__(self, reason: str, detail: str, convertible: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail, self.is_convertible = reason, detail, convertible
 
