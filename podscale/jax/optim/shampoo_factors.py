@@ -306,7 +306,7 @@ def _root_by_newton(damped: Array, power: int, dtype: DTypeLike) -> Array:
 
 
 def exact_product(a: Array, b: Array) -> Array:
-    """Return the product of matrices without the rounding of fp32 factors to bf16 on a TPU."""
+    """Return `a` @ `b`, [n, rows, columns] of one dtype, without a TPU's rounding of fp32 to bf16."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
