@@ -13,10 +13,9 @@ from podscale.config.schedule import CropSection
 from podscale.data.augment import Augmentation
 from podscale.data.crop import CropParamsBatch, evaluation_crops, training_crops
 from podscale.data.loaders.base import BadRecordGuard, Batch
-from podscale.data.sampler import Sampler, evaluation_rows
+from podscale.data.sampler import RowIndices, Sampler, evaluation_rows
 from podscale.data.shard_set import Split
 
-RowIndices = npt.NDArray[np.int64]
 ImagePhases = Sequence[tuple[int, int, CropSection]]
 """(first step, side of the images in pixels, random crop) of each phase of a training, in order."""
 

@@ -17,7 +17,7 @@ from PIL import Image
 from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams
 
-EncodedBytes = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[np.uint8]
 
 _MARGIN = 8  # rows decoded below the last one needed; smooth upsampling of chroma reads two of them
 _WORTHWHILE = 16  # fewest rows saved that are worth a copy of the record: one line of blocks
@@ -30,7 +30,7 @@ _WITHIN = np.zeros(256, dtype=np.bool_)  # bytes allowed after 0xFF in a scan: a
 _WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
 
 
-def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> EncodedBytes | None:
+def truncate_jpeg(record: Pixels, height: int, width: int, rows: int) -> Pixels | None:
     """Return a copy of a JPEG (`record`, uint8 [bytes]) whose header gives it a height just above `rows`.
 
     Decode it leniently, because data follows the last row. Returns None if that saves nothing, if the size is not
@@ -72,10 +72,7 @@ def find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int,
     return None
 
 
-Pixels = npt.NDArray[np.uint8]
-
-
-_CMYK_SPACES = ("CMYK", "YCCK")  # PIL decodes them, because libjpeg-turbo rounds their conversion differently
+CMYK_SPACES = ("CMYK", "YCCK")  # PIL decodes them, because libjpeg-turbo rounds their conversion differently
 
 
 class BadRecord(ValueError):
@@ -96,12 +93,12 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
     return _decode_by_pil(record.data) if pixels is None else pixels
 
 
-def decode_sound_jpeg(record: Pixels, buffer: Pixels | None = None) -> Pixels | None:
+def decode_sound_jpeg(record: Pixels, buffer: Pixels | None) -> Pixels | None:
     """Return the pixels of a JPEG without any damage; None for other images, which `decode` gives to PIL."""
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
         try:
-            if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
+            if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
             pass  # damaged, or libjpeg warned

@@ -190,8 +190,8 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
     yield f"{summary.directory}  (source {summary.source}, fingerprint {summary.fingerprint})"
     for name, split in summary.splits.items():
         yield ""
-        shards = f"{split.shards} shard{'s' if split.shards > 1 else ''}"
-        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {format_bytes(split.bytes)}"
+        shards, size = format_count(split.shards, "shard"), format_bytes(split.bytes)
+        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {size}"
         for what in ("image_bytes", "width", "height"):
             spread = getattr(split, what)
             label = what.replace("_", " ")

@@ -151,9 +151,13 @@ def verify_shard_set(
                 damage.append(Damage(f"{name}/index", "differs from its sha256 in the manifest"))
                 continue
             rows = len(index.read_index(path)["key"])
+        except (OSError, InputError) as error:
+            damage.append(Damage(f"{name}/index", f"cannot be read ({error})"))
+            continue
+        try:
             if len(index.SourceNames(directory / name / "sources", rows)) != rows:
                 damage.append(Damage(f"{name}/sources", "does not have as many rows as the index"))
-        except (OSError, ValueError, InputError) as error:
-            damage.append(Damage(f"{name}/index", f"cannot be read ({error})"))
+        except (OSError, ValueError) as error:
+            damage.append(Damage(f"{name}/sources", f"cannot be read ({error})"))
     ticker.close()
     return damage

@@ -92,7 +92,7 @@ def build_decode_index(record: bytes | Pixels, interval: int, *, max_percent: in
 def kernels() -> list[str]:
     """Return the versions of the extension's kernels that this processor runs, the fastest first.
 
-    They are `avx512`, `avx2`, `neon` and `portable`, all with the same pixels. Empty without the extension.
+    They are `avx512`, `avx2`, `neon` and `portable`, all with the same pixels. Empty unless it `is_available`.
     """
     return list(_native.kernels()) if is_available() else []
 

@@ -52,14 +52,17 @@ class ShardCache:
     def __init__(
         self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
     ) -> None:
-        self.directory = Path(directory) if directory is not None else _default_directory()
         self.limit_bytes = limit_bytes
         self.retry_policy = retry_policy or ReadRetryPolicy()
         try:
+            self.directory = Path(directory) if directory is not None else _default_directory()
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"cannot create the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
+                f"cannot create the shard cache: {error}",
+                field="input.cache_dir",
+                got=directory and str(directory),
+                hint="Set it to a writable directory.",
             ) from error
 
     def open(self, location: str, memory_bytes: int = 0) -> ShardSet:

@@ -72,9 +72,7 @@ class RemoteFiles:
                 raise InputError(f"cannot read the shard: {error}", field=f"{self.location}/{name}") from error
             if digest.hexdigest() == sha256:
                 return
-            log.warning(
-                "%s/%s: sha256 differs from the manifest; trying again (attempt %d)", self.location, name, attempt
-            )
+            log.warning("%s/%s: sha256 differs from the manifest (attempt %d)", self.location, name, attempt)
         raise PodscaleError(
             f"sha256 differs from the manifest after {self.retry_policy.max_attempts} attempts",
             field=f"{self.location}/{name}",

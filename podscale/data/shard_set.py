@@ -107,9 +107,7 @@ def _read_error(path: Path, error: Exception) -> InputError:
 class Split:
     """Samples of one split. A `row` is the number of a sample in use, from 0; dropped duplicates have no row."""
 
-    def __init__(
-        self, directory: Path, name: str, shards_of_split: Sequence[Shard], shards: ShardMapper | None = None
-    ) -> None:
+    def __init__(self, directory: Path, name: str, shards_of_split: Sequence[Shard], shards: ShardMapper) -> None:
         self.name = name
         self.directory = directory / name
         self.shard_names = [shard.name for shard in shards_of_split]
@@ -120,7 +118,7 @@ class Split:
         self._columns = columns if all_in_use else {name: column[self._rows] for name, column in columns.items()}
         self._first_rows = np.searchsorted(columns["shard"], np.arange(len(shards_of_split)))
         self._paths = [self.directory / name for name in self.shard_names]
-        self._shards = shards or LocalShardMapper()
+        self._shards = shards
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -197,13 +195,11 @@ class Split:
 class ShardSet:
     """Complete shard set in a local directory; its tar files may be downloaded later (see `ShardMapper`)."""
 
-    def __init__(
-        self, directory: Path, manifest: ShardSetManifest, classes: list[str], shards: ShardMapper | None = None
-    ) -> None:
+    def __init__(self, directory: Path, manifest: ShardSetManifest, classes: list[str], shards: ShardMapper) -> None:
         self.directory = directory
         self.manifest = manifest
         self.classes = classes
-        self._shards = shards or LocalShardMapper()
+        self._shards = shards
         self._splits: dict[str, Split] = {}
 
     @classmethod
@@ -228,7 +224,7 @@ class ShardSet:
             raise InputError(
                 "differs from its sha256 in the manifest", field=f"{directory}/classes.json", hint="Shard again."
             )
-        return cls(directory, manifest, classes, shards)
+        return cls(directory, manifest, classes, shards or LocalShardMapper())
 
     def split(self, name: str) -> Split:
         """Return the split `train` or `validation`."""

@@ -37,18 +37,10 @@ def choose_gpus(rank_group: RankGroup, rank_env: RankEnv) -> list[int] | None:
         return None
     if names[0].startswith("MIG-"):
         names = names[:1]  # CUDA shows a process one slice
-    number = gpu_number(rank_env.local_rank, len(names))
+    # A launcher that sets CUDA_VISIBLE_DEVICES for each process leaves one visible GPU, with number 0.
+    number = rank_env.local_rank % len(names)
     _check_own_gpu(rank_group, rank_env, names[number])
     return [number]
-
-
-def gpu_number(local_rank: int, visible: int) -> int:
-    """Return the number of a process's GPU among the visible ones.
-
-    A launcher that sets CUDA_VISIBLE_DEVICES for each process leaves one visible GPU, with number 0. So local ranks are
-    counted modulo the visible GPUs, as in the PyTorch engine.
-    """
-    return local_rank % visible
 
 
 @waiting_for(BARRIER)

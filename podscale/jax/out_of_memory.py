@@ -58,7 +58,7 @@ def explain_out_of_memory(program: str, field: str, advice: Callable[[OutOfMemor
 
 
 def explain_training_memory(config: RunConfig, phase: BatchPhase, devices: int) -> AbstractContextManager[None]:
-    """Explain the errors of the step of a batch phase, by the options that set its batch (see above)."""
+    """Explain the errors of the step of a batch phase, by the options that set its batch."""
 
     def advice(memory: OutOfMemory) -> str:
         fitting, lower = _fitting_batch(memory, phase.apply(config), devices), phase.batch_option

@@ -50,7 +50,7 @@ def synchronize_first_call(program: Any, world: World, name: str) -> Callable[..
     Compiling may take minutes on one process and a second on another, which finds the program in the cache. But gloo,
     the transport of CPUs, waits for a peer at most 30 s in the first collective and in every reduce-scatter. On CPUs
     process 0 compiles first, with all cores. Processes with CPUs of the same kind read its cached program. Raises
-    HangDetected with the processes that do not reach the barrier `name`.
+    StoreTimeout with the processes that do not reach the barrier `name`.
     """
     if world.size == 1:
         return program  # type: ignore[no-any-return]

@@ -40,7 +40,7 @@ def keep_to_cpu_without_gpus() -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "pillow", "simplejpeg")
+PACKAGES = ("jax", "jaxlib", "libtpu", "pillow", "simplejpeg")
 
 
 def library_versions() -> dict[str, str]:

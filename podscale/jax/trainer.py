@@ -14,8 +14,6 @@ from jax.sharding import Mesh
 from podscale.config import RunConfig
 from podscale.config.batch_phases import BatchPhase
 from podscale.data.loaders.base import Loader
-from podscale.data.loaders.build_loader import build_loader
-from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
 from podscale.data.step_positions import StepPositions, step_positions
 from podscale.distributed.step_status import StepStatus, StopRequest
@@ -35,6 +33,7 @@ from podscale.training.run_progress import EvaluationResult
 from podscale.training.startup_checks import validate_world
 from podscale.training.trainer import Trainer
 from podscale.training.training_logger import TrainingLogger
+from podscale.training.worker_stages import open_training_loader
 
 MEMORY_STATS = {
     "device_allocated": "bytes_in_use",
@@ -173,12 +172,5 @@ def build_synchronized_step(
 
 def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:
     """Build the loader of this process's part of the training batches. The caller closes it."""
-    return build_loader(
-        config,
-        split,
-        build_sampler(config, split),
-        phases=schedules.image_phases(config, len(split)),
-        ranks=loader_ranks(world, mesh),
-        world_size=axis_size(mesh, RANKS),
-        device=LOADER_DEVICE,
-    )
+    ranks, world_size = loader_ranks(world, mesh), axis_size(mesh, RANKS)
+    return open_training_loader(config, split, ranks=ranks, world_size=world_size, device=LOADER_DEVICE)

@@ -65,7 +65,7 @@ class World:
         return range(self.rank * count, (self.rank + 1) * count)
 
     def barrier(self, name: str = "the end of a stage") -> None:
-        """Wait until every process has called this. Raises HangDetected with the missing ones."""
+        """Wait until every process has called this. Raises StoreTimeout with the missing ones."""
         self._exchange(name, None)
 
     def broadcast(self, value: Any = None) -> Any:

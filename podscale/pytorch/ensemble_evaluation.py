@@ -28,8 +28,6 @@ from torch.nn import functional as F
 
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
-from podscale.data.loaders.build_loader import build_loader
-from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.waits import BATCH_NORM, EVALUATION, waiting_for
 from podscale.distributed.worker_env import WorkerEnv
@@ -45,10 +43,9 @@ from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, EvaluatedModels, read_evaluated_models, read_weights
 from podscale.runs.predictions import EvaluationPass, Predictions, write_passes
-from podscale.training.schedules import image_phases
 from podscale.training.startup_checks import validate_world
 from podscale.training.step_timer import untimed
-from podscale.training.worker_stages import run_evaluation_stage
+from podscale.training.worker_stages import open_training_loader, run_evaluation_stage
 from podscale.util.files import write_atomically, write_json
 
 
@@ -130,15 +127,7 @@ def update_batch_norm(
     config = config.model_copy(update={"input": input_section, "train": train})
     split = shard_set.split("train")
     steps = max(1, min(config.evaluate.statistics_images, len(split)) // config.train.global_batch)
-    loader = build_loader(
-        config,
-        split,
-        build_sampler(config, split),
-        phases=image_phases(config, len(split)),
-        ranks=world.ranks,
-        world_size=world.size,
-        device=str(world.device),
-    )
+    loader = open_training_loader(config, split, ranks=world.ranks, world_size=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     model.eval()  # without dropout
     momenta = [layer.momentum for layer in layers]

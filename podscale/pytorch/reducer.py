@@ -101,7 +101,7 @@ class BucketedReducer(GradientReducer):
         all_reduce: AllReduce,
         world: World,
         *,
-        bucket_mb: float = 25.0,
+        bucket_mb: float,
         overlap: bool = True,
         extra: int = 1,
         extra_all_reduce: AllReduce | None = None,
@@ -207,7 +207,7 @@ class BucketedReducer(GradientReducer):
 class DdpReducer(GradientReducer):
     """torch's DistributedDataParallel behind the same interface, as a baseline."""
 
-    def __init__(self, model: nn.Module, world: World, *, bucket_mb: float = 25.0, extra: int = 1) -> None:
+    def __init__(self, model: nn.Module, world: World, *, bucket_mb: float, extra: int) -> None:
         # The running statistics of batch norm are averaged through `extra`, so DDP need not copy those of rank 0.
         devices = [world.device] if world.on_gpu else None
         self.module: nn.Module = DistributedDataParallel(

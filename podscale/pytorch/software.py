@@ -21,15 +21,13 @@ def probe() -> Capabilities:
     import torch
     import torch.distributed
 
-    available = torch.distributed.is_available()
-    nccl = torch.cuda.nccl.version() if available and torch.distributed.is_nccl_available() else ()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return Capabilities(
         version=torch.__version__,
         cuda=torch.version.cuda or "",
         gpus=gpus,
-        gloo=available and torch.distributed.is_gloo_available(),
-        nccl=".".join(map(str, nccl)),
+        gloo=torch.distributed.is_available() and torch.distributed.is_gloo_available(),
+        nccl=_nccl(),
     )
 
 
@@ -39,17 +37,24 @@ DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 def library_versions() -> dict[str, str]:
     """Return versions by name; "none" if a library is not installed."""
     import torch
-    from torch import distributed as dist
 
-    nccl = torch.cuda.nccl.version() if dist.is_available() and dist.is_nccl_available() else ()
     return {
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda or "none",
-        "NCCL": ".".join(map(str, nccl)) or "none",
+        "NCCL": _nccl() or "none",
         "cuDNN": _cudnn(),
         "torchvision": installed("torchvision") or "none",
         "DALI": next(filter(None, map(installed, DALI_PACKAGES)), "none"),
     }
+
+
+def _nccl() -> str:
+    """Return the version of NCCL; "" without it."""
+    import torch
+    from torch import distributed as dist
+
+    has_nccl = dist.is_available() and dist.is_nccl_available()
+    return ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else ""
 
 
 def _cudnn() -> str:

@@ -53,7 +53,7 @@ class TrainState:
         return self._named_tensors(self._flat_tensors(), self._extra_state())
 
     @contextmanager
-    def with_weights(self, *, averaged: bool = False) -> Iterator[nn.Module]:
+    def with_weights(self, *, averaged: bool) -> Iterator[nn.Module]:
         """Yield the model with the weights to evaluate, or with their averages. All ranks enter it together.
 
         Restores the training weights afterwards, to the bit.
@@ -101,9 +101,15 @@ class TrainState:
     def load_from_rank0(
         self, snapshot: Snapshot | None, world: World, initial_weights: InitialWeights | None = None
     ) -> None:
-        """Load `snapshot` or else `initial_weights` on rank 0 and broadcast the state to all ranks."""
+        """Load `snapshot` or else `initial_weights` on rank 0 and broadcast the state to all ranks.
+
+        Raises InputError on every rank if the snapshot does not hold the arrays of this model and its optimizer.
+        """
         flat, extra = self._flat_tensors(), self._extra_state()
         named = self._named_tensors(flat, extra)
+        saved = world.broadcast(None if snapshot is None else (snapshot.step, set(snapshot.arrays)))
+        if saved is not None:
+            _check_arrays(*saved, expected=set(named))
         if snapshot is not None:
             self._load_snapshot(snapshot, named)
         elif initial_weights is not None:
@@ -155,13 +161,6 @@ class TrainState:
         return {"progress": asdict(self.progress), "precision": self.precision.state_dict()}
 
     def _load_snapshot(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
-        if different := sorted(tensors.keys() ^ snapshot.arrays.keys()):
-            raise InputError(
-                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
-                "Podscale wrote it",
-                field=different[0],
-                hint="Start a new run.",
-            )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(snapshot.arrays[name])))
         self._load_meta(snapshot.meta)
@@ -178,6 +177,17 @@ class TrainState:
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
         self.precision.load_state_dict(meta["precision"])
+
+
+def _check_arrays(step: int, saved: set[str], *, expected: set[str]) -> None:
+    """Raise InputError if the checkpoint of a step has other arrays, by name, than expected."""
+    if different := sorted(saved ^ expected):
+        raise InputError(
+            f"the checkpoint of step {step} does not hold the arrays of this model: another version of Podscale "
+            "wrote it",
+            field=different[0],
+            hint="Start a new run.",
+        )
 
 
 @waiting_for(CHECKPOINT)
@@ -223,7 +233,7 @@ class Ema:
     """
 
     def __init__(
-        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
+        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int
     ) -> None:
         """Start from the model's current values; `read_weights` has the order of `FlatWeights.local_masters`."""
         self._model, self._read_weights = model, read_weights

@@ -15,8 +15,6 @@ from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_phases import BatchPhase, batch_phases
 from podscale.config.ranks import batch_norm_group
 from podscale.config.train import AllReduceSection
-from podscale.data.loaders.build_loader import build_loader
-from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.data.step_positions import step_positions
 from podscale.distributed.step_status import StepStatus, StopRequest
@@ -58,6 +56,7 @@ from podscale.training.run_progress import EvaluationResult, RunProgress
 from podscale.training.startup_checks import validate_world
 from podscale.training.trainer import Trainer
 from podscale.training.training_logger import TrainingLogger
+from podscale.training.worker_stages import open_training_loader
 
 MEMORY_STATS = {
     "device_allocated": "allocated_bytes.all.current",
@@ -173,15 +172,7 @@ def build_trainer(
         reducer=reducer,
         prefetcher=prefetcher,
         evaluator=Evaluator(config, world, shard_set, precision, prefetcher, count_images),
-        loader=build_loader(
-            config,
-            split,
-            build_sampler(config, split),
-            phases=schedules.image_phases(config, len(split)),
-            ranks=world.ranks,
-            world_size=world.size,
-            device=str(world.device),
-        ),
+        loader=open_training_loader(config, split, ranks=world.ranks, world_size=world.size, device=str(world.device)),
         step_sync=StepSync(world),
         stop_request=stop_request,
         training_logger=training_logger,

@@ -7,7 +7,10 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from podscale.config import RunConfig, result_values
-from podscale.data.shard_set import ShardSet
+from podscale.data.loaders.base import Loader
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet, Split
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import World
 from podscale.distributed.worker_env import WorkerEnv
@@ -18,6 +21,7 @@ from podscale.runs.predictions import Predictions
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.metrics import EvaluationMetrics
 from podscale.telemetry.registry import SnapshotWriter, snapshot_path
+from podscale.training.schedules import image_phases
 from podscale.training.step_plan import StepPlan
 from podscale.training.trainer import Evaluator, Trainer, TrainResult
 from podscale.training.training_logger import TrainingLogger, open_training_logger
@@ -42,6 +46,12 @@ def open_checkpoint_store(
         fence=fence,
         listener=listener,
     )
+
+
+def open_training_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
+    """Open the loader of one process's part of the training batches (see `build_loader`). The caller closes it."""
+    sampler, phases = build_sampler(config, split), image_phases(config, len(split))
+    return build_loader(config, split, sampler, phases=phases, ranks=ranks, world_size=world_size, device=device)
 
 
 TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from podscale.data import native
 from podscale.data.batch_plan import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
-from podscale.data.index import JPEG, ImageFlag
 from podscale.data.loaders.base import BadRecordGuard, Loader
+from podscale.data.native_support import sequential_jpegs
 from podscale.errors import InputError
 from podscale.util.locations import Location
 
@@ -74,8 +74,7 @@ def decode_index_hint(split: Split, crop: CropSection) -> str:
     Empty if the split has indexes, or if they would save little with these crops. Either all shards have an index or
     none, so the first one decides.
     """
-    is_sequential = (split.column("format") == JPEG) & ((split.column("flags") & ImageFlag.PROGRESSIVE) == 0)
-    sizes = split.column("size")[is_sequential]
+    sizes = split.column("size")[sequential_jpegs(split)]
     takes_whole_images = crop.padding is not None
     if takes_whole_images or not 0 < len(split) <= 2 * len(sizes) or np.mean(sizes) < MIN_INDEXED_BYTES:
         return ""
@@ -201,8 +200,8 @@ def _make_loader(
 
     images = open_image_store(batch_plan.split, decoded_bytes)
     if name == "native":
-        form = settings.decoded_cache_form
-        if decoded_bytes and form == "auto":
+        form = settings.decoded_cache_form if decoded_bytes else "pixels"
+        if form == "auto":
             form = choose_cache_form(batch_plan, rows, images.limit_bytes)
         return NativeLoader(
             batch_plan,

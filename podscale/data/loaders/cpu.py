@@ -135,9 +135,9 @@ class PillowLoader:
 
     def _submit_batch(self, step: int) -> PendingBatch:
         request = self._batch_plan.request_at(step)
-        views = self._batch_plan.crops_of(step, request.rows, request.epochs)
+        crops = self._batch_plan.crops_of(step, request.rows, request.epochs)
         size = self._batch_plan.image_size_at(step)
-        pending = PendingBatch(request, views, self._allocate((len(request.rows), size, size, 3)))
+        pending = PendingBatch(request, crops, self._allocate((len(request.rows), size, size, 3)))
         self._start(pending)
         return pending
 
@@ -159,8 +159,8 @@ class PillowLoader:
 
     def _fill(self, pending: PendingBatch, slots: Sequence[int]) -> None:
         for slot in slots:
-            pixels, view = self._decode_or_substitute(pending, slot)
-            image = crop_and_resize(pixels, view, pending.size, self._batch_plan.interpolation)
+            pixels, crop = self._decode_or_substitute(pending, slot)
+            image = crop_and_resize(pixels, crop, pending.size, self._batch_plan.interpolation)
             done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
             pending.images[slot] = done
 
@@ -173,16 +173,16 @@ class PillowLoader:
 
     def _decode_or_substitute(self, pending: PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
         """Return the pixels and the crop of a slot's sample, or of its substitute."""
-        row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.crops[slot]
+        row, epoch, crop = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.crops[slot]
         while True:
             usable = self._guard.substitute(row, epoch)
             if usable != row:
                 row = pending.rows[slot] = usable
                 one = slice(slot, slot + 1)
                 epochs = pending.request.epochs[one]
-                view = self._batch_plan.crops_of(pending.request.step, pending.rows[one], epochs)[0]
+                crop = self._batch_plan.crops_of(pending.request.step, pending.rows[one], epochs)[0]
             try:
-                return self._images(row, view.top + view.height), view
+                return self._images(row, crop.top + crop.height), crop
             except BadRecord as error:
                 self._guard.mark_bad(row, epoch, str(error))
 

@@ -28,8 +28,6 @@ PILLOW_ORDER: PassOrder = ORDERS[int(PIL.__version__.partition(".")[0]) < 13]
 """Order of the passes in the installed PIL."""
 VERY_HIGH = 100
 """Height over width above which PIL before version 13 resizes vertically first."""
-PRECISION_BITS = 22
-"""Bits behind the point of a weight (Pillow, src/libImaging/Resample.c)."""
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 """Half the width of each filter, in pixels of the output."""
 BLOCK_OUTPUTS, BLOCK_ROWS = 128, 4
@@ -77,7 +75,7 @@ def _weights_kernel(  # type: ignore[no-untyped-def]
     for tap in range(taps):
         weight = _filter_weight(((first + tap).to(tl.float64) - center + 0.5) * inverse, cubic)
         share = tl.where(inside & (first + tap < end), weight / tl.where(total == 0.0, 1.0, total), 0.0)
-        scaled = share * 4194304.0  # 1 << PRECISION_BITS
+        scaled = share * 4194304.0  # 2^22, for 22 bits behind the point (Pillow, src/libImaging/Resample.c)
         fixed = tl.where(share < 0.0, scaled - 0.5, scaled + 0.5).to(tl.int32)
         tl.store(weights + (line * taps + tap).to(tl.int64) * size + o, tl.where(share == 0.0, 0, fixed), mask=o < size)
 

@@ -27,7 +27,7 @@ INTERPOLATION_TYPES: dict[Interpolation, Any] = {"bilinear": types.INTERP_LINEAR
 
 @dataclass(frozen=True)
 class DaliBatch:
-    """Input of the pipeline for one batch; keeps its records, which are views, until their images are decoded."""
+    """Input of the pipeline for one batch; keeps its records until their images are decoded."""
 
     request: BatchRequest
     records: Sequence[npt.NDArray[np.uint8]]
@@ -104,13 +104,13 @@ class DaliLoader:
     def _prepare_batch(self, step: int) -> DaliBatch:
         request = self._batch_plan.request_at(step)
         rows, epochs = request.rows[: request.sample_count], request.epochs[: request.sample_count]
-        views = self._batch_plan.crops_of(step, rows, epochs)
+        crops = self._batch_plan.crops_of(step, rows, epochs)
         columns = {
-            "anchor": _pairs(views.top, views.left, np.int32),
-            "shape": _pairs(views.height, views.width, np.int32),
-            "size": _pairs(views.out_height, views.out_width, np.float32),
-            "corner": _pairs(views.out_top, views.out_left, np.int32),
-            "flip": views.flip.astype(np.int32),
+            "anchor": _pairs(crops.top, crops.left, np.int32),
+            "shape": _pairs(crops.height, crops.width, np.int32),
+            "size": _pairs(crops.out_height, crops.out_width, np.float32),
+            "corner": _pairs(crops.out_top, crops.out_left, np.int32),
+            "flip": crops.flip.astype(np.int32),
         }
         return DaliBatch(request, [self._batch_plan.split.read_to_keep(row) for row in rows.tolist()], columns)
 

@@ -29,7 +29,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from podscale.config.data import Interpolation
 from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
-from podscale.data.decode import BadRecord, decode
+from podscale.data.decode import CMYK_SPACES, BadRecord, decode
 from podscale.data.loaders.base import BadRecordGuard, Batch
 from podscale.util.kernel_errors import kernel_errors
 
@@ -225,6 +225,6 @@ def _is_plain_jpeg(record: Any) -> bool:
     if bytes(record[:2]) != b"\xff\xd8" or bytes(record[-2:]) != b"\xff\xd9":
         return False
     try:
-        return simplejpeg.decode_jpeg_header(record.data, strict=False)[2] not in ("CMYK", "YCCK")
+        return simplejpeg.decode_jpeg_header(record.data, strict=False)[2] not in CMYK_SPACES
     except (ValueError, KeyError):
         return False

@@ -96,7 +96,7 @@ def _build(
     with explain_write_errors(directory):
         if existing is not None:  # a damaged set is not complete until it is repaired
             (directory / MANIFEST_FILE).unlink()
-        if _read_same_plan(directory, plan) is None:
+        if not _has_same_plan(directory, plan):
             plan.write(directory / PLAN_FILE)
     _check_disk_space(directory, plan, own_tasks)
     limit = int(data.max_reject_rate * len(plan))
@@ -165,12 +165,11 @@ def _is_packed(directory: Path, plan: ShardPlan, task: PackTask, before: ShardSe
     return not verify or file_matches(directory / task.split / plan.shard_name(*task), record.bytes, record.sha256)
 
 
-def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
+def _has_same_plan(directory: Path, plan: ShardPlan) -> bool:
     try:
-        written = ShardPlan.read(directory / PLAN_FILE)
+        return ShardPlan.read(directory / PLAN_FILE).fingerprint == plan.fingerprint
     except InputError:
-        return None
-    return written if written.fingerprint == plan.fingerprint else None
+        return False
 
 
 def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> RecordsBySplit:

@@ -25,7 +25,6 @@ from podscale.data.decode_index import decode_index_path, write_decode_index
 from podscale.data.index import JPEG
 from podscale.data.sharding import file_formats
 from podscale.data.sharding.pack_progress import (
-    NULL_OBSERVER,
     BuildObserver,
     PackerCounter,
     PackProgress,
@@ -270,7 +269,7 @@ def pack_shards(
     workers: int,
     report: ProgressCallback,
     limit: int,
-    observer: BuildObserver = NULL_OBSERVER,
+    observer: BuildObserver,
 ) -> None:
     """Pack `tasks` in `workers` processes, or in this one if they are small.
 

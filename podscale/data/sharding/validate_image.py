@@ -35,7 +35,7 @@ MAX_SIDE = 65535
 class InvalidImage(Exception):
     """Unusable image; `reason` is a stable key, `detail` a text for users."""
 
-    def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
+    def __init__(self, reason: str, detail: str, convertible: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail, self.is_convertible = reason, detail, convertible
 
@@ -71,7 +71,9 @@ def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:
     """Raise InvalidImage if an image is larger than allowed or has no pixels."""
-    if height * width > max_pixels or max(height, width) > MAX_SIDE:
+    if max(height, width) > MAX_SIDE:
+        raise InvalidImage("too_many_pixels", f"{width}x{height}, at most {MAX_SIDE} pixels a side")
+    if height * width > max_pixels:
         raise InvalidImage("too_many_pixels", f"{width}x{height}, at most {max_pixels} pixels (data.max_pixels)")
     if height == 0 or width == 0:
         raise InvalidImage("corrupt", f"{width}x{height} pixels")
@@ -172,8 +174,6 @@ def decode_strictly(data: bytes, image: ImageHeader) -> None:
 
 def _decode_png(data: bytes) -> None:
     """Check every CRC and all pixel data, as Pillow does for PNG (but not for JPEG)."""
-    import PIL.Image as pil  # noqa: N813
-
     try:
         with pil.open(io.BytesIO(data), formats=("PNG",)) as picture:
             picture.load()

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -245,15 +246,15 @@ class RemoteStorage:
             return int(self._fs.size(self._absolute(path)) or 0)
 
 
-class _as_os_error:  # noqa: N801 - reads as a statement
-    """Context manager that raises a backend's errors as OSError."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, OSError):
-            raise OSError(5, first_line(error)) from error
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Raise a backend's errors as OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(5, first_line(error)) from error
 
 
 class ImageFolderSource:

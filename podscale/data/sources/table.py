@@ -68,15 +68,19 @@ class TableSource:
     def _csv(self, text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
         reader = csv.reader(io.StringIO(text, newline=""))
         columns: tuple[int, int, int | None] = (0, 1, 2)
-        for number, row in enumerate(row for row in reader if len(row) > 1 or "".join(row).strip()):
-            if number == 0 and (header := _header_columns(row)) is not None:
-                columns = header
-                continue
-            path, label, split = columns
-            if len(row) <= max(path, label):
-                raise self._refusal(reader.line_num, "a row is path,label[,split]", got=row)
-            third = row[split].strip() if split is not None and split < len(row) else ""
-            yield reader.line_num, (row[path], row[label], third)
+        try:
+            for number, row in enumerate(row for row in reader if len(row) > 1 or "".join(row).strip()):
+                if number == 0 and (header := _header_columns(row)) is not None:
+                    columns = header
+                    continue
+                path, label, split = columns
+                if len(row) <= max(path, label):
+                    raise self._refusal(reader.line_num, "a row is path,label[,split]", got=row)
+                third = row[split].strip() if split is not None and split < len(row) else ""
+                yield reader.line_num, (row[path], row[label], third)
+        except csv.Error as error:
+            hint = "A quotation mark that is not closed takes all later lines into its field."
+            raise self._refusal(reader.line_num, f"not a CSV file: {error}", hint=hint) from error
 
     def _json(self, text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
         for number, line in enumerate(text.split("\n"), 1):

@@ -134,7 +134,7 @@ def _speed_report(request: CompileRequest, compiled: CompileResult) -> dict[str,
         bytes_sent=sum(message.bytes_sent for message in collectives if message.axes != NETWORK_AXIS),
         bytes_between_slices=sum(message.bytes_sent for message in collectives if message.axes == NETWORK_AXIS),
     )
-    bounds: StepBounds = compute_bounds(work, request.topology, request.config.train.precision)
+    bounds = compute_bounds(work, request.topology, request.config.train.precision)
     cycles, clock = find_cycles(compiled.text), request.topology.chip.clock_ghz
     seconds, source = estimate_step_seconds(analysis["optimal_seconds"], bounds)
     return {

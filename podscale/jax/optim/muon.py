@@ -22,7 +22,7 @@ from podscale.jax.optim.base import (
     as_rows,
     choose_finite,
 )
-from podscale.jax.optim.shampoo_factors import ReplicaAxes
+from podscale.jax.optim.shampoo_factors import ReplicaAxes, exact_product
 from podscale.training.muon import EPS, NEWTON_SCHULZ, matrix_shape, update_scale
 
 
@@ -88,10 +88,6 @@ def newton_schulz(matrices: Array, section: MuonSection) -> Array:
     x = (matrices.mT if is_high else matrices).astype(dtype)
     x = x / (jnp.sqrt(jnp.square(x).sum((1, 2), keepdims=True)) + jnp.array(EPS, dtype))
     for _ in range(section.iterations):
-        square = _product(x, x.mT)
-        x = a * x + _product(b * square + c * _product(square, square), x)
+        square = exact_product(x, x.mT)
+        x = a * x + exact_product(b * square + c * exact_product(square, square), x)
     return (x.mT if is_high else x).astype(matrices.dtype)
-
-
-def _product(left: Array, right: Array) -> Array:
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)

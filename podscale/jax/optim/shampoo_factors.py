@@ -295,8 +295,8 @@ def _root_by_newton(damped: Array, power: int, dtype: DTypeLike) -> Array:
         m, h, error = carry
         t = ((power + 1) * one - m) / power
         running = error > NEWTON_TOLERANCE[jnp.dtype(dtype).itemsize]
-        m = jnp.where(running, _product(_matrix_power(t, power), m), m)
-        h = jnp.where(running, _product(h, t), h)
+        m = jnp.where(running, exact_product(_matrix_power(t, power), m), m)
+        h = jnp.where(running, exact_product(h, t), h)
         return m, h, _distance(m, one)
 
     m = damped * z
@@ -305,7 +305,8 @@ def _root_by_newton(damped: Array, power: int, dtype: DTypeLike) -> Array:
     return jnp.where(error < MAX_NEWTON_ERROR, (h + h.mT) / 2, jnp.nan)
 
 
-def _product(a: Array, b: Array) -> Array:
+def exact_product(a: Array, b: Array) -> Array:
+    """Return `a` @ `b`, [n, rows, columns] of one dtype, without a TPU's rounding of fp32 to bf16."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
@@ -314,9 +315,9 @@ def _matrix_power(matrices: Array, power: int) -> Array:
     result: Array | None = None
     while power:
         if power & 1:
-            result = matrices if result is None else _product(result, matrices)
+            result = matrices if result is None else exact_product(result, matrices)
         power >>= 1
-        matrices = _product(matrices, matrices) if power else matrices
+        matrices = exact_product(matrices, matrices) if power else matrices
     assert result is not None
     return result
 

@@ -133,7 +133,7 @@ def _parameters(network: nn.Module) -> Iterator[ParamSpec]:
             yield ParamSpec(name, tuple(parameter.shape), role_of(owners[name], name, parameter, name in no_decay))
 
 
-def role_of(owner: nn.Module, name: str, parameter: Tensor, is_excluded: bool = False) -> Role:
+def role_of(owner: nn.Module, name: str, parameter: Tensor, is_excluded: bool) -> Role:
     """Return the role of a parameter, by the type of the layer that owns it.
 
     Args:

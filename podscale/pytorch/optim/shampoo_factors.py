@@ -3,8 +3,7 @@
 Every dimension of every block has one factor: a symmetric matrix, the moving average or sum of G G^T, G being the
 block's gradient unfolded along that dimension. A rank holds the statistics of the factors assigned to it and computes
 their inverse roots. The roots, which all ranks need, are gathered in one message (Anil 2020, section 5). So every root
-is computed once and is bit-identical everywhere. Blocks of one shape are stacked (see
-`podscale.training.param_layout`).
+is computed once and is bit-identical everywhere. Blocks of one shape are stacked (see `podscale.training.shampoo`).
 
 Inverse roots (S + eps I) ^ (-1 / p) of symmetric positive semi-definite matrices, many of one size at a time:
 

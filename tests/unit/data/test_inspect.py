@@ -49,10 +49,12 @@ def test_damage_is_named(digits: Path, tmp_path: Path) -> None:
     (copy / "validation" / "shard-00000-of-00001.tar").unlink()
     index = copy / "validation" / "index"
     index.write_bytes(index.read_bytes()[:-1] + b"\1")
+    (copy / "train" / "sources").unlink()
     damage = inspect_shard_set(copy, verify=True).damage
     assert damage is not None
     assert [entry.split(":")[0] for entry in damage] == [
         "train/shard-00000-of-00001.tar",
+        "train/sources",
         "validation/shard-00000-of-00001.tar",
         "validation/index",
     ]

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -138,6 +139,15 @@ def test_permanent_failures_are_not_retried(store, make_shard_set, tmp_path) -> 
         cache.open(f"{store.url}/shards").split("train").read(0)
     with refused(field="nosuch://bucket/set"):
         cache.open("nosuch://bucket/set")
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_a_directory_that_cannot_be_created_is_refused(is_default, tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    directory = None if is_default else tmp_path / "file" / "cache"
+    with refused(field="input.cache_dir", got=directory and str(directory)):
+        ShardCache(directory, 10**9)
 
 
 def test_a_damaged_or_shortened_copy_is_downloaded_again(store, make_shard_set, tmp_path) -> None:

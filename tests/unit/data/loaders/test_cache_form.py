@@ -214,12 +214,14 @@ def test_another_loader_of_auto_refuses_the_cache(kinds, monkeypatch) -> None:
 
 
 @needs_native
-def test_evaluation_keeps_nothing(mixed) -> None:
+def test_evaluation_packs_and_keeps_nothing(mixed, monkeypatch) -> None:
+    spy = Packed(monkeypatch)
     config = coefficients(LARGE, max_bad_rate=1.0)
     split = ShardSet.open(mixed).split("validation")
     loader = build_evaluation_loader(config, split, ranks=range(1), world_size=1, device="cpu")
     found = list(loader.batches(0, 5))
     loader.close()
     assert type(loader) is NativeLoader
+    assert not spy.files
     assert loader.cached_bytes["decoded"] == 0
     assert_same_batches(evaluate(document(input={"max_bad_rate": 1.0}), mixed), found)

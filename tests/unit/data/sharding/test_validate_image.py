@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import Image as Pil
 
 from podscale.data.index import JPEG, PNG, ImageFlag
-from podscale.data.sharding.validate_image import InvalidImage, decode_strictly, jpeg_header, read_header
+from podscale.data.sharding.validate_image import InvalidImage, check_pixels, decode_strictly, jpeg_header, read_header
 
 CAPS = {"max_pixels": 40_000_000, "max_bytes": 2**26}
 
@@ -154,6 +154,8 @@ def test_decompression_bombs_are_refused_by_their_header() -> None:
 def test_caps_and_empty_sides() -> None:
     assert reason(encoded(), max_pixels=90 * 60 - 1) == "too_many_pixels"
     assert reason(encoded(), max_bytes=100) == "too_many_bytes"
+    with pytest.raises(InvalidImage, match="70000x1, at most 65535 pixels a side"):
+        check_pixels(1, 70_000, max_pixels=100_000)
     data = bytearray(encoded())
     struct.pack_into(">H", data, data.index(b"\xff\xc0") + 5, 0)
     assert reason(bytes(data)) == "corrupt"

@@ -265,6 +265,7 @@ class TestTable:
             ("t.csv", "a.jpg,cat,test\n", 1, "test"),
             ("t.csv", "a.jpg,\n", 1, ABSENT),
             ("t.csv", "\n,\n", 2, ABSENT),
+            pytest.param("t.csv", 'a.jpg,"cat\n' + 50_000 * "b.jpg\n", 21_846, ABSENT, id="quotation mark not closed"),
             ("t.jsonl", '{"path": "a.jpg"}\n', 1, '{"path": "a.jpg"}'),
             ("t.jsonl", '\n["a.jpg", "cat"]\n', 2, '["a.jpg", "cat"]'),
             ("t.jsonl", "path,label\n", 1, "path,label"),
