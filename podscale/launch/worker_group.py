@@ -20,7 +20,7 @@ from podscale.launch.process_cleanup import kill_launch_processes
 from podscale.launch.rendezvous import log_rendezvous_progress
 from podscale.launch.worker_spec import WorkerSpec
 from podscale.util import env, host_info, processes
-from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
+from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, signal_name
 from podscale.util.shared_memory import shared_memory
 
 POLL_SECONDS = 0.1
@@ -69,7 +69,7 @@ class LostWorker:
 
     def __str__(self) -> str:
         if self.status is not None and self.status < 0:
-            how = f"was killed by {signal.Signals(-self.status).name}"
+            how = f"was killed by {signal_name(-self.status)}"
         elif self.status is not None:
             how = f"exited with code {self.status} without a report"
         else:

@@ -45,6 +45,8 @@ def library_versions() -> dict[str, str]:
         "cuDNN": _cudnn(),
         "torchvision": installed("torchvision") or "none",
         "DALI": next(filter(None, map(installed, DALI_PACKAGES)), "none"),
+        "Pillow": installed("pillow") or "none",
+        "simplejpeg": installed("simplejpeg") or "none",
     }
 
 

@@ -10,7 +10,6 @@ v2): KFP then has to retry the task.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from podscale.runs import StageOutcome
 from podscale.runs.stage_outcomes import StageName
 from podscale.util import processes
 from podscale.util.files import write_json
-from podscale.util.processes import SigtermReceived, preempt_on_sigterm
+from podscale.util.processes import SigtermReceived, preempt_on_sigterm, signal_name
 
 MAX_RESTARTS = 5
 """Restarts of a killed launcher."""
@@ -55,7 +54,7 @@ def launch_in_child(config: RunConfig, stage: StageName, shard_set: str) -> Stag
             status = _run_child(task, result)
             if status >= 0:
                 return _read_result(result, status)
-            killer = signal.Signals(-status).name
+            killer = signal_name(-status)
             if restarts_left:
                 print(f"[cluster] {killer} killed the launcher; it starts again ({restarts_left} left)", flush=True)
                 time.sleep(RESTART_PAUSE_SECONDS * (MAX_RESTARTS + 1 - restarts_left))

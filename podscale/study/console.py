@@ -3,6 +3,7 @@
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,7 +111,8 @@ def _write_results(grid: TrialGrid, records: RecordStore, out: Path | None) -> N
     files = write_study_results(grid.study)
     if out is not None:
         for path in files:
-            shutil.copyfile(path, out / path.name)
+            with suppress(shutil.SameFileError):  # --out is the study's own folder
+                shutil.copyfile(path, out / path.name)
         write_progress(grid, records, out)
     print(files[0].read_text(encoding="utf-8").partition("\n![")[0].rstrip())
     print(f"results: {files[1]} (and {', '.join(path.name for path in files if path != files[1])})", flush=True)

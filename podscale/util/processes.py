@@ -34,6 +34,14 @@ def exit_with_parent(parent: int | None = None) -> None:
         kill_self()
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number in words: most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def exit_with_process(pid: int) -> None:
     """Kill this process when the process `pid` exits; at once if it is gone."""
     try:

@@ -26,6 +26,7 @@ from podscale.hardware import Topology
 from podscale.jax.xla_flags import xla_environment
 from podscale.util import env
 from podscale.util.files import write_atomically, write_json
+from podscale.util.processes import signal_name
 
 COMPILER_MODULE = "podscale.jax.aot.compiler"
 COMPILER_ENVIRONMENT = {
@@ -255,7 +256,7 @@ def _compiler_error(topology: str, code: int | None, output: Path, timeout_secon
         return PodscaleError(f"compiling took longer than {timeout_seconds:.0f} s", field=topology, hint=hint)
     if code >= 0:
         return PodscaleError(f"compiling failed: {last}", field=topology)
-    name = signal.Signals(-code).name
+    name = signal_name(-code)
     if code == -signal.SIGKILL:
         problem = "the compiler was killed, most likely because this machine's memory was too small"
         hint = "Close other programs, or compile for a smaller topology or network."

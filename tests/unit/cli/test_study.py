@@ -47,6 +47,9 @@ def test_results_of_the_records_so_far_are_written_without_a_run(
     assert "75.00" in capsys.readouterr().out
     assert "1 of 2" in (out / "s.md").read_text()
     assert not (tmp_path / "w/studies/results/s/launches.jsonl").exists()
+    (own,) = (tmp_path / "w").rglob("s.md")
+    assert main(["study", str(document), "--results-only", "--out", str(own.parent)]) == ExitCode.DONE
+    assert "1 of 2" in own.read_text()
 
 
 @pytest.mark.parametrize(

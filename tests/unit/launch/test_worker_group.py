@@ -34,6 +34,7 @@ LOST = LostWorker(1, 42, -9)
         (GroupExit({0: PEER, 1: PEER}), 77, "a peer is gone"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, None)), 77, "exited without a report"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, -11)), 1, "SIGSEGV"),
+        (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, -37)), 77, "killed by signal 37"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, 5)), 1, "exited with code 5"),
         (GroupExit({}, lost_worker=LostWorker(0, 42, -9, out_of_memory=True)), 77, "ran out of memory"),
         (GroupExit({0: SAVED}, stop_requested=True, killed=True, grace_seconds=30), 1, "launch.grace_seconds=30"),
