@@ -80,7 +80,7 @@ class Family(NamedTuple):
 
 
 def nlcg(**options: Any) -> Run:
-    return Run(1.6, {"name": "nlcg", "nlcg": {"beta": "polak_ribiere", "step": "none", **options}})
+    return Run(3.2, {"name": "nlcg", "nlcg": {"step": "none", "forget_every": 1, **options}})
 
 
 def neumann(**options: Any) -> Run:
@@ -95,11 +95,11 @@ FAMILIES: dict[str, Family] = {
         200,
         {
             "NLCG": nlcg(),
-            "NLCG, Fletcher-Reeves": nlcg(beta="fletcher_reeves"),
+            "NLCG, Polak-Ribiere": nlcg(beta="polak_ribiere"),
             "NLCG, step heuristic": nlcg(step="step"),
-            "NLCG, no preconditioner": nlcg(forget_every=1),
-            "SGD": Run(3.2, {"name": "sgd", "momentum": 0.9}),
-            "LARS": Run(8.0, {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.004}),
+            "NLCG, preconditioner": nlcg(forget_every=0),
+            "SGD": Run(2.4, {"name": "sgd", "momentum": 0.95}),
+            "LARS": Run(8.0, {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.016}),
         },
         (
             *(SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
@@ -120,8 +120,7 @@ FAMILIES: dict[str, Family] = {
         CloseUp(("Neumann", "no regulariser"), "push", "the regulariser"),
     ),
 }
-"""Neumann's and Nesterov's settings are the choices of their study at this batch. NLCG's study is not finished: its
-choices will replace the settings of NLCG, SGD and LARS."""
+"""The settings of NLCG, SGD, LARS, Neumann and Nesterov are the choices of their studies at this batch."""
 LAST_STEPS = 15
 """Steps at the end of a training that a table summarises."""
 
