@@ -70,13 +70,14 @@ class CloseUp(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Trainings that a page compares, and the epochs of each."""
+    """Trainings that a page compares, and the epochs of each; `note` has lines below its explanation."""
 
     title: str
     epochs: int
     runs: Mapping[str, Run]
     pictures: Sequence[Picture]
     close_up: CloseUp | None = None
+    note: Sequence[str] = ()
 
 
 def nlcg(**options: Any) -> Run:
@@ -105,6 +106,7 @@ FAMILIES: dict[str, Family] = {
             *(SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
             Picture("base_rate", "Part of the learning rate that the step heuristic leaves", "base rate", 1),
         ),
+        note=("`decay` is the geometric mean of beta as it is applied, within 0 and 1.", ""),
     ),
     "neumann": Family(
         "What Neumann's steps do",
@@ -273,6 +275,11 @@ class Column(NamedTuple):
     format: str
 
 
+def decay_of(betas: list[float]) -> float:
+    """Return the geometric mean of beta within 0 and 1, by which a gradient's part of the direction decays a step."""
+    return math.exp(statistics.fmean(math.log(min(1.0, max(EPS, beta))) for beta in betas))
+
+
 def share(holds: Callable[[float], bool]) -> Callable[[list[float]], float]:
     return lambda values: statistics.fmean(map(holds, values))
 
@@ -284,6 +291,7 @@ COLUMNS = (
     Column("slope left", "slope_left", statistics.median, ".2f"),
     Column("past the minimum", "slope_left", share(lambda value: value < 0), ".0%"),
     Column("beta", "beta", statistics.median, ".2f"),
+    Column("decay", "beta", decay_of, ".2f"),
     Column("clipped at 0", "beta", share(lambda value: value <= 0), ".0%"),
     Column("clipped at 1", "beta", share(lambda value: value >= 1), ".0%"),
     Column("lowest base rate", "base_rate", min, ".3g"),
@@ -310,7 +318,9 @@ def write_page(folder: Path, name: str, lines: Sequence[str], trained: Mapping[s
     shown = {f"{name}-direction-{each.value.replace('_', '-')}.svg": each for each in FAMILIES[name].pictures}
     pictures = {file: draw(each, series) for file, each in shown.items()}
     links = [line for file, each in shown.items() for line in ("", f"![{each.title}]({file})")]
-    write_results(folder, f"{name}-direction.md", [*lines, *EXPLANATION, *table, *links], pictures)
+    write_results(
+        folder, f"{name}-direction.md", [*lines, *EXPLANATION, *FAMILIES[name].note, *table, *links], pictures
+    )
 
 
 def close_up_table(close_up: CloseUp, series: Mapping[str, Rows]) -> list[str]:
