@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+from urllib.request import HTTPSHandler, Request, build_opener
 
 from podscale.errors import InputError, PodscaleError
 from podscale.util import env
+from podscale.util.redirects import NoRedirect
 
 HOST_VARIABLE = "KF_PIPELINES_ENDPOINT"
 UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"
@@ -144,17 +145,12 @@ def _get(endpoint: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
     request = Request(f"{endpoint.host}{path}", headers={"Accept": "application/json", **_auth_headers(endpoint)})
     context = ssl.create_default_context(cafile=str(endpoint.ca_file) if endpoint.ca_file else None)
     try:
-        with build_opener(_NoRedirect, HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_SECONDS) as answer:
+        with build_opener(NoRedirect, HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_SECONDS) as answer:
             return answer.status, answer.headers.get_content_type(), answer.read(1 << 20)
     except HTTPError as error:
         return error.code, error.headers.get_content_type() if error.headers else "", b""
     except (URLError, OSError, HTTPException, ValueError) as error:
         raise _unreachable_error(endpoint, getattr(error, "reason", error)) from error
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any, **options: Any) -> None:
-        """Return no request, so that a redirect is an HTTPError."""
 
 
 def _auth_headers(endpoint: KfpEndpoint) -> dict[str, str]:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request, build_opener
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from podscale.errors import InputError, PodscaleError
 from podscale.util import env
 from podscale.util.formatting import one_line
+from podscale.util.redirects import NoRedirect
 
 API_PATH = "/api/model_registry/v1alpha3"
 TOKEN_FILE_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
@@ -116,7 +117,7 @@ class ModelRegistryClient:
 
     def _send(self, request: Request) -> JsonObject | None:
         try:
-            with build_opener(_NoRedirect).open(request, timeout=TIMEOUT_SECONDS) as answer:
+            with build_opener(NoRedirect).open(request, timeout=TIMEOUT_SECONDS) as answer:
                 text = answer.read(LARGEST_ANSWER)
         except HTTPError as error:
             with error:
@@ -165,11 +166,6 @@ class ModelRegistryClient:
         if isinstance(reason, TimeoutError):
             text = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         return RegistryUnreachable(f"cannot be reached: {text}", field=self.field, got=self.address)
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any, **options: Any) -> None:
-        """Return no request, so that a redirect is an HTTPError."""
 
 
 def _auth_header() -> dict[str, str]:

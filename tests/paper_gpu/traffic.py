@@ -29,6 +29,7 @@ from podscale.config import InputSection, ModelSection
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.models import build_model
 from podscale.pytorch.train_step import smoothed_cross_entropy
+from tests.paper_gpu.device import PaperGpu
 from tests.paper_gpu.mutants import MUTANTS
 from tests.paper_gpu.training import move_module
 
@@ -143,7 +144,7 @@ def main() -> None:
     name, images, size, *mutants = sys.argv[1:]
     with ExitStack() as stack:
         for mutant in mutants:
-            stack.enter_context(MUTANTS[mutant](None))  # type: ignore[arg-type]
+            stack.enter_context(MUTANTS[mutant](PaperGpu()))
         print(json.dumps(measure(name, int(images), int(size))), flush=True)
     os._exit(0)
 

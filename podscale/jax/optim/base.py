@@ -211,3 +211,8 @@ class Optimizer(ABC):
             finite: bool scalar; False if an average on this device is not finite. If it is False on any device,
                 weights and state stay unchanged on every device, to the bit.
         """
+
+
+def exact_product(a: Array, b: Array) -> Array:
+    """Return `a` @ `b`, [n, rows, columns] of one dtype, without a TPU's rounding of fp32 to bf16."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

@@ -21,8 +21,9 @@ from podscale.jax.optim.base import (
     ParamShard,
     as_rows,
     choose_finite,
+    exact_product,
 )
-from podscale.jax.optim.shampoo_factors import ReplicaAxes, exact_product
+from podscale.jax.optim.shampoo_factors import ReplicaAxes
 from podscale.training.muon import EPS, NEWTON_SCHULZ, matrix_shape, update_scale
 
 

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from podscale.config.optimizer import ShampooSection
 from podscale.jax.flat_buffers import Values
 from podscale.jax.mesh import REPLICATED, AxisNames
-from podscale.jax.optim.base import ExtraStateLayout
+from podscale.jax.optim.base import ExtraStateLayout, exact_product
 from podscale.models import Shape
 from podscale.training.shampoo import (
     MAX_NEWTON_ERROR,
@@ -303,11 +303,6 @@ def _root_by_newton(damped: Array, power: int, dtype: DTypeLike) -> Array:
     start = m, one * z ** (1.0 / power), _distance(m, one)
     _, h, error = lax.fori_loop(0, NEWTON_ITERATIONS, iterate, start)
     return jnp.where(error < MAX_NEWTON_ERROR, (h + h.mT) / 2, jnp.nan)
-
-
-def exact_product(a: Array, b: Array) -> Array:
-    """Return `a` @ `b`, [n, rows, columns] of one dtype, without a TPU's rounding of fp32 to bf16."""
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _matrix_power(matrices: Array, power: int) -> Array:

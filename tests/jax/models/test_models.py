@@ -76,7 +76,6 @@ def compare_outputs(
 ALEXNETS = ["alexnet", "alexnet of one tower"]
 
 
-@pytest.mark.shallow
 @pytest.mark.parametrize(
     ("model", "side"),
     [
@@ -121,7 +120,7 @@ def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side:
 
 @pytest.mark.parametrize("name", ["resnet34", "resnet101", "resnet152"])
 def test_deep_networks_give_both_engines_the_same_outputs(name: str, tmp_path: Path) -> None:
-    """Whole networks for ImageNet, in evaluation mode; only their number of blocks differs from that of other tests."""
+    """The other ImageNet networks, in evaluation mode; only their number of blocks differs."""
     model = section(name)
     network = torch_network(model)
     arrays = load_weights_file(models.model_spec(model, CLASSES), save_torch(network, tmp_path))
@@ -220,7 +219,6 @@ def test_a_folded_stem_has_no_stride() -> None:
     assert "tensor<1x32x32x3xf32>, tensor<8x3x3x3xf32>" in lowered(1, 3)
 
 
-@pytest.mark.shallow
 def test_a_network_with_a_folded_stem_equals_torchs() -> None:
     model = section("resnet18")
     network = torch_network(model).eval()
