@@ -38,9 +38,9 @@ def stage_process(stage: str) -> Iterator[None]:
         processes.exit_with_lock_holder(lifeline)
     try:
         with preempt_on_sigterm():
-            if env.STAGE_FILE in os.environ:
+            if (signpost := env.read_path(env.STAGE_FILE)) is not None:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher decides
-                write_json(Path(os.environ[env.STAGE_FILE]), {"stage": stage, "pid": os.getpid()})
+                write_json(signpost, {"stage": stage, "pid": os.getpid()})
             yield
     except PodscaleError as error:
         _write_failure(stage, int(error.exit_code), str(error))
@@ -65,9 +65,9 @@ def _write_failure(stage: str, exit_code: int, error: str) -> None:
         message = f"podscale {stage}: {error}".encode()[:MAX_TERMINATION_BYTES].decode(errors="ignore")
         with suppress(OSError):
             termination.write_text(message, encoding="utf-8")
-    if env.STAGE_FILE in os.environ:
+    if (signpost := env.read_path(env.STAGE_FILE)) is not None:
         with suppress(OSError):
-            write_json(_failure_path(Path(os.environ[env.STAGE_FILE]), stage), {"exit_code": exit_code, "error": error})
+            write_json(_failure_path(signpost, stage), {"exit_code": exit_code, "error": error})
 
 
 def _failure_path(signpost: Path, stage: str) -> Path:

@@ -22,7 +22,6 @@ from podscale.util.redirects import NoRedirect
 
 HOST_VARIABLE = "KF_PIPELINES_ENDPOINT"
 UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"
-TOKEN_FILE_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
 IN_CLUSTER_ADDRESS = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 PROJECTED_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 """Path of the token for KFP's API in a pod of a multi-user Kubeflow."""
@@ -208,6 +207,6 @@ def _check_ca_file(path: Path) -> None:
 def _find_token_file(environment: Mapping[str, str]) -> Path | None:
     if env.KFP_TOKEN in environment:
         return None
-    if TOKEN_FILE_VARIABLE in environment:
-        return Path(environment[TOKEN_FILE_VARIABLE])
+    if (path := env.read_path(env.KF_PIPELINES_SA_TOKEN_PATH, environment)) is not None:
+        return path
     return PROJECTED_TOKEN if PROJECTED_TOKEN.exists() else None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from podscale.util.env import VARIABLES, Variable
+from podscale.util.env import OTHER_VARIABLES, VARIABLES, Variable
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "environment.md"
 
@@ -10,13 +10,23 @@ HEAD = """# Environment variables
 
 Variables that pass values between Podscale's processes and pods. Generated from `podscale/util/env.py` by
 `tools/environment_reference.py`; a test keeps it true. Podscale sets all of them itself, in processes and pods that it
-starts or in its images. Those that the user sets come last. `launch.cluster.env` refuses names that begin with
+starts or in its images, but for those of the user, which come last. `launch.cluster.env` refuses names that begin with
 `PODSCALE_`, except `PODSCALE_WEB_RUNTIME`.
 
 Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which
 [tpu.md](../explanation/tpu.md) lists.
 
-| variable | value | written by | read by | meaning |
+"""
+
+OTHERS = """
+## Names of other programs
+
+PyTorch, OpenMP and Kubeflow have these names. Podscale's processes read or write them too. `launch.cluster.env` refuses
+RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+
+"""
+
+COLUMNS = """| variable | value | written by | read by | meaning |
 |---|---|---|---|---|
 """
 
@@ -27,7 +37,7 @@ def row(variable: Variable) -> str:
 
 def render() -> str:
     """Return the page."""
-    return HEAD + "".join(map(row, VARIABLES))
+    return HEAD + COLUMNS + "".join(map(row, VARIABLES)) + OTHERS + COLUMNS + "".join(map(row, OTHER_VARIABLES))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from podscale.util import host_info
+from podscale.util import env, host_info
 
 EXIT_GRACE_SECONDS = 2.0
 """Time for other ranks to report an error after one has failed, seconds."""
@@ -66,15 +66,15 @@ def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> di
     """
     gpus = host_info.visible_gpus()
     variables = {
-        "OMP_NUM_THREADS": str(threads or max(1, host_info.cpu_count() // ranks)),
+        env.OMP_NUM_THREADS: str(threads or max(1, host_info.cpu_count() // ranks)),
         **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank % gpus if gpus else rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        env.RANK: str(rank),
+        env.WORLD_SIZE: str(ranks),
+        env.LOCAL_RANK: str(rank % gpus if gpus else rank),
+        env.LOCAL_WORLD_SIZE: str(ranks),
+        env.GROUP_RANK: "0",
+        env.MASTER_ADDR: "127.0.0.1",
+        env.MASTER_PORT: str(port),
     }
     if 0 < gpus < ranks:
         variables |= {"NCCL_HOSTID": f"podscale-{port}-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}

@@ -13,7 +13,7 @@ from podscale.cli import bench_input
 from podscale.cli.options import Json, Set, command_without_folders, complete_run, open_output_folder
 from podscale.errors import InputError
 from podscale.pipelines import presets
-from podscale.util import host_info
+from podscale.util import env, host_info
 from podscale.util.files import write_json
 
 if TYPE_CHECKING:
@@ -72,9 +72,10 @@ def allreduce(
     }
     if out is not None:
         open_output_folder(out)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    rank = env.read_number(env.RANK)
+    if rank is not None and env.WORLD_SIZE in os.environ:
         results = _run_as_worker(job)
-        if os.environ["RANK"] != "0":
+        if rank != 0:
             return
     else:
         if row is not None and ranks % row:

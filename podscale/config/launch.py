@@ -6,7 +6,7 @@ from pydantic import ConfigDict, StringConstraints, model_validator
 
 from podscale.config.fields import Section, conflict_error
 from podscale.config.fields import placement_field as option  # all options here are of this class
-from podscale.util.env import PREFIX, WEB_RUNTIME
+from podscale.util import env
 
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """DNS label (RFC 1123), the name of most Kubernetes objects."""
@@ -26,10 +26,10 @@ RESERVED_LABELS = (
     "app.kubernetes.io/component",
     "podscale.dev/",
 )
-RESERVED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-RESERVED_PREFIXES = (PREFIX, "PET_")
+RESERVED_VARIABLES = (env.RANK, env.WORLD_SIZE, env.LOCAL_RANK, env.MASTER_ADDR, env.MASTER_PORT)
+RESERVED_PREFIXES = (env.PREFIX, "PET_")
 """Prefixes of environment variables that launchers and Podscale set in pods, besides those above."""
-SETTABLE_VARIABLES = (WEB_RUNTIME,)
+SETTABLE_VARIABLES = (env.WEB_RUNTIME,)
 """Variables with such a prefix that the user sets."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 

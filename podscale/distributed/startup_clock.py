@@ -32,7 +32,7 @@ class StartupClock:
     def read(cls, environ: Mapping[str, str] = os.environ) -> "StartupClock":
         """Read the clock of the parent process; a new one if there is none, or if torchrun restarted the rank."""
         started_at = env.read_seconds(env.LIFE_BEGAN, environ)
-        if started_at is None or environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        if started_at is None or env.read_number(env.TORCHELASTIC_RESTART_COUNT, environ):
             return cls()
         try:
             seconds = json.loads(environ.get(env.STARTUP, "{}"))

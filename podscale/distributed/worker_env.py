@@ -19,14 +19,15 @@ from podscale.runs import RunDirectory
 from podscale.runs.lease import lease_fence
 from podscale.util import env
 
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+RANK_VARIABLES = (env.RANK, env.WORLD_SIZE, env.LOCAL_RANK, env.LOCAL_WORLD_SIZE)
 
 
 @dataclass(frozen=True)
 class RankEnv:
     """Rank numbers of a process, in the run, in its pod and by slice; by default those of a single process.
 
-    `store_address` and `store_port` locate the store of the run; "" and 0 for a single process and under torchrun.
+    `node` is the number of its pod. `store_address` and `store_port` locate the store of the run; "" and 0 for a single
+    process and under torchrun.
     """
 
     rank: int = 0
@@ -37,13 +38,15 @@ class RankEnv:
     store_port: int = 0
     slice_id: int = 0
     slice_count: int = 1
+    node: int = 0
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv":
         """Read what the fork launcher or torchrun set, by default a single process. Raises InputError if incomplete."""
-        if environ.get("WORLD_SIZE", "1") == "1" and env.STORE not in environ:
+        if env.read_number(env.WORLD_SIZE, environ) in (None, 1) and env.STORE not in environ:
             return cls()
-        required = RANK_VARIABLES if "MASTER_ADDR" in environ else (*RANK_VARIABLES, env.STORE)  # torchrun's own store
+        has_own_store = env.MASTER_ADDR in environ  # torchrun's
+        required = RANK_VARIABLES if has_own_store else (*RANK_VARIABLES, env.STORE)
         missing = [name for name in required if not environ.get(name)]
         if env.SLICES in environ and env.SLICE not in environ:
             missing.append(env.SLICE)
@@ -58,19 +61,28 @@ class RankEnv:
         slice_id, slice_count = 0, 1
         if env.SLICES in environ:
             slice_id, slice_count = (env.number(name, environ[name]) for name in (env.SLICE, env.SLICES))
+        node = env.read_number(env.GROUP_RANK, environ)
         rank_env = cls(
-            rank, world_size, local_rank, local_world_size, address, env.number(env.STORE, port), slice_id, slice_count
+            rank,
+            world_size,
+            local_rank,
+            local_world_size,
+            store_address=address,
+            store_port=env.number(env.STORE, port),
+            slice_id=slice_id,
+            slice_count=slice_count,
+            node=rank // max(1, local_world_size) if node is None else node,
         )
         in_pod = 0 <= local_rank < local_world_size <= world_size
         if not (in_pod and 0 <= rank < world_size and 0 <= slice_id < slice_count):
-            raise InputError(f"the numbers of this rank contradict each other: {rank_env}", field="RANK", got=rank)
+            raise InputError(f"the numbers of this rank contradict each other: {rank_env}", field=env.RANK, got=rank)
         return rank_env
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that `read` reads, and GROUP_RANK (number of the pod) for torch."""
+        """Return the environment variables that `read` reads."""
         numbers = (self.rank, self.world_size, self.local_rank, self.local_world_size)
         variables = dict(zip(RANK_VARIABLES, map(str, numbers), strict=True))
-        variables["GROUP_RANK"] = str(self.rank // self.local_world_size)
+        variables[env.GROUP_RANK] = str(self.node)
         if self.store_address:
             variables[env.STORE] = f"{self.store_address}:{self.store_port}"
         if self.slice_count > 1:
@@ -104,12 +116,12 @@ class WorkerEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
-        """Read what the supervisor and the launcher set (docs/reference/environment.md)."""
+        """Read what the supervisor and the launcher set. Raises InputError if something is missing or not valid."""
         return cls(
-            config=RunConfig.model_validate_json(environ[env.CONFIG]),
-            stage=environ[env.STAGE],
-            shard_set=environ[env.SHARD_SET],
-            rank_directory=Path(environ[env.RANK_DIR]),
+            config=RunConfig.model_validate_json(env.require_text(env.CONFIG, environ)),
+            stage=env.require_text(env.STAGE, environ),
+            shard_set=env.require_text(env.SHARD_SET, environ),
+            rank_directory=env.require_path(env.RANK_DIR, environ),
             rank_env=RankEnv.read(environ),
             log_directory=env.read_path(env.LOG_DIR, environ),
             lease=env.read_path(env.LEASE, environ),
@@ -135,7 +147,8 @@ class WorkerEnv:
 
     def exit(self, error: PodscaleError) -> NoReturn:
         """Report `error` and exit this process; safe to call from any thread."""
-        report_and_exit(self.rank_directory, self.rank_env.rank, WorkerReport(int(error.exit_code), str(error)))
+        report = WorkerReport(int(error.exit_code), str(error))
+        report_and_exit(self.rank_directory, self.rank_env.rank, report, local_rank=self.rank_env.local_rank)
 
     def fence(self, run: RunDirectory) -> Callable[[], None] | None:
         """Return a check that raises if a newer launch writes the run directory; None without a lease."""

@@ -26,10 +26,10 @@ def write_worker_report(rank_dir: Path, rank: int, report: WorkerReport) -> None
     write_json(report_path(rank_dir, rank), asdict(report))
 
 
-def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport) -> NoReturn:
+def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport, *, local_rank: int) -> NoReturn:
     """Write the report and exit at once: an ordinary shutdown would wait for threads that wait for a lost peer."""
     write_worker_report(rank_dir, rank, report)
-    if report.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the launcher shows local rank 0's error
+    if report.error and local_rank != 0:  # the launcher shows local rank 0's error
         print(report.error, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -21,8 +20,6 @@ from podscale.util.formatting import one_line
 from podscale.util.redirects import NoRedirect
 
 API_PATH = "/api/model_registry/v1alpha3"
-TOKEN_FILE_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
-"""Variable of Kubeflow's own clients with the path of a token."""
 TIMEOUT_SECONDS = 30.0
 """Timeout of one answer, seconds."""
 ATTEMPTS = 3
@@ -171,18 +168,19 @@ class ModelRegistryClient:
 def _auth_header() -> dict[str, str]:
     """Return the header of the bearer token, read at every request because tokens in files expire; none without one."""
     token = os.environ.get(env.MODEL_REGISTRY_TOKEN, "")
-    path = os.environ.get(TOKEN_FILE_VARIABLE)
-    if not token and path:
+    path = env.read_path(env.KF_PIPELINES_SA_TOKEN_PATH)
+    if not token and path is not None:
         try:
-            token = Path(path).read_text(encoding="utf-8")
+            token = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             problem = f"the token of the model registry cannot be read: {error}"
-            raise InputError(problem, field=TOKEN_FILE_VARIABLE, got=path) from error
+            raise InputError(problem, field=env.KF_PIPELINES_SA_TOKEN_PATH, got=str(path)) from error
     return {"Authorization": f"Bearer {token.strip()}"} if token.strip() else {}
 
 
 def _credentials_hint() -> str:
-    return f"Set {env.MODEL_REGISTRY_TOKEN} to a bearer token, or {TOKEN_FILE_VARIABLE} to a file that has one."
+    token, file = env.MODEL_REGISTRY_TOKEN, env.KF_PIPELINES_SA_TOKEN_PATH
+    return f"Set {token} to a bearer token, or {file} to a file that has one."
 
 
 def _is_api_error(error: HTTPError) -> bool:

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import tarfile
@@ -69,12 +68,12 @@ def runtime_problems(config: RunConfig) -> Iterator[InputError]:
     """Yield the problem of a document's page before its training: no runtime here, and no way to get it."""
     if config.export.page is None or is_cached():
         return
-    name, archive = _npm_name(read_lock()), os.environ.get(env.WEB_RUNTIME)
+    name, archive = _npm_name(read_lock()), env.read_path(env.WEB_RUNTIME)
     writes = f"`npm pack {name}` writes"
-    if archive and not Path(archive).is_file():
+    if archive is not None and not archive.is_file():
         hint = f"Put the archive there that {writes} (docs/how-to/export.md)."
-        yield InputError("no such file", field=env.WEB_RUNTIME, got=archive, hint=hint)
-    elif not archive and shutil.which("npm") is None:
+        yield InputError("no such file", field=env.WEB_RUNTIME, got=str(archive), hint=hint)
+    elif archive is None and shutil.which("npm") is None:
         yield InputError(
             f"a page needs {name}, and there is no npm to fetch it",
             field="export.formats",
@@ -95,8 +94,7 @@ def _cache_directory(lock: dict[str, Any]) -> Path:
 def _fill_cache(directory: Path, lock: dict[str, Any]) -> None:
     """Write the files of the lock file into `directory`, after the archive and each file have the right hash."""
     with tempfile.TemporaryDirectory(prefix="podscale-npm-") as scratch:
-        given = os.environ.get(env.WEB_RUNTIME)
-        archive = Path(given) if given else _fetch(lock, Path(scratch))
+        archive = env.read_path(env.WEB_RUNTIME) or _fetch(lock, Path(scratch))
         contents = _read_archive(archive, lock)
     try:
         directory.mkdir(parents=True, exist_ok=True)

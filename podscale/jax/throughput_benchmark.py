@@ -59,7 +59,7 @@ def main() -> None:
         code = 1
         kind = "out of memory" if OUT_OF_MEMORY in str(error) else type(error).__name__
         text = " ".join(str(error).split())
-        write_json(result_path.with_suffix(f".{os.environ.get('RANK', '0')}"), {"error": f"{kind}: {text}"[:300]})
+        write_json(result_path.with_suffix(f".{env.read_number(env.RANK) or 0}"), {"error": f"{kind}: {text}"[:300]})
         sys.excepthook(type(error), error, error.__traceback__)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,12 +77,12 @@ def prepare_environment() -> None:
 
 def serve_store() -> None:
     """Set the address of the ranks' store; rank 0 serves it on a thread until it exits. A single rank needs none."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if env.read_number(env.WORLD_SIZE) in (None, 1):
         return
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    address, port = env.require_text(env.MASTER_ADDR), env.read_number(env.MASTER_PORT) or 0
     os.environ[env.STORE] = f"{address}:{port}"
-    if os.environ["RANK"] == "0":
-        StoreServer(address, int(port))
+    if env.read_number(env.RANK) == 0:
+        StoreServer(address, port)
 
 
 def join_ranks(timeout_seconds: float) -> "World":

@@ -20,6 +20,7 @@ from podscale.distributed.worker_env import RankEnv
 from podscale.errors import HangDetected, InputError
 from podscale.jax.collective_errors import delay_abort
 from podscale.jax.mesh import RANKS, axis_size
+from podscale.util import env
 from podscale.util.formatting import format_ranks
 from podscale.util.processes import call_with_timeout
 
@@ -122,8 +123,8 @@ def join_world(
         gpus: numbers of this process's GPUs among the visible ones; None: all devices are this process's.
     """
     rank_env = RankEnv.read(environ)
-    if threads := environ.get("OMP_NUM_THREADS"):
-        os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
+    if threads := env.read_number(env.OMP_NUM_THREADS, environ):
+        os.environ.setdefault("NPROC", str(threads))  # XLA's name for its threads on a CPU
     if rank_env.world_size > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away from our StopRequest

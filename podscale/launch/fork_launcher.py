@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -74,7 +73,7 @@ class ForkServer:
             number = self._workers.pop(pid)  # while it is a zombie: its pid cannot be reused
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
-                write_exit_status(Path(os.environ[env.RANK_DIR]), pid, code)
+                write_exit_status(env.require_path(env.RANK_DIR), pid, code)
                 print(f"rank process {pid} exited with code {code}", file=sys.stderr, flush=True)
             if code < 0:
                 on_killed(number)
@@ -122,6 +121,7 @@ def build_rank_env(rendezvous: Rendezvous, count: int, local_rank: int, port: in
         store_port=port,
         slice_id=rendezvous.slice,
         slice_count=rendezvous.slices,
+        node=rendezvous.node_rank,
     )
 
 

@@ -72,7 +72,7 @@ class Rendezvous:
                 rendezvous = _check_rendezvous(reader(environ))
                 _check_against_tpu(rendezvous, environ)
                 return rendezvous
-        if "WORLD_SIZE" in environ and "RANK" in environ and "LOCAL_RANK" not in environ:
+        if env.WORLD_SIZE in environ and env.RANK in environ and env.LOCAL_RANK not in environ:
             return _check_rendezvous(_legacy_jaxjob(environ))
         return None
 
@@ -140,9 +140,9 @@ def _tpu(environment: Environ) -> Rendezvous:
 
 
 def _legacy_jaxjob(environment: Environ) -> Rendezvous:
-    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "0")
-    nodes, node_rank = _read_number(environment, "WORLD_SIZE"), _read_number(environment, "RANK")
-    return Rendezvous(nodes, node_rank, address, env.number("MASTER_PORT", port))
+    address, port = environment.get(env.MASTER_ADDR, ""), env.read_number(env.MASTER_PORT, environment) or 0
+    nodes, node_rank = _read_number(environment, env.WORLD_SIZE), _read_number(environment, env.RANK)
+    return Rendezvous(nodes, node_rank, address, port)
 
 
 def _check_rendezvous(rendezvous: Rendezvous) -> Rendezvous:

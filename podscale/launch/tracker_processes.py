@@ -58,7 +58,7 @@ class TrackerProcesses:
                 env.CONFIG: self._config.model_dump_json(),
                 env.SUPERVISOR: str(os.getpid()),
                 env.TRACKERS: str(self._rank_dir),
-                "OMP_NUM_THREADS": "1",
+                env.OMP_NUM_THREADS: "1",
             }
             self._running = {
                 name: _TrackerProcess(name, variables, self._logs / f"tracker-{name}.log") for name in self._names

@@ -32,7 +32,7 @@ def main() -> None:
     if worker_env.log_directory is not None:
         _redirect_output(worker_env.log_directory / f"rank-{rank}.log")
     report_path(rank_dir, rank).unlink(missing_ok=True)  # report of an earlier launch
-    report_and_exit(rank_dir, rank, _run_module(worker_env))
+    report_and_exit(rank_dir, rank, _run_module(worker_env), local_rank=worker_env.rank_env.local_rank)
 
 
 def preload_module(module: str) -> None:

@@ -75,10 +75,10 @@ class WorkerSpec:
             **(RankEnv().variables() if self.single_process else {}),
             env.SUPERVISOR: str(os.getpid()),
             env.PROGRESS_FILE: str(progress_path(worker_env.rank_directory, base)),
-            "OMP_NUM_THREADS": str(self.threads_per_process),
+            env.OMP_NUM_THREADS: str(self.threads_per_process),
             # Versions of torchrun that read this variable wait this long before they kill the ranks. It is longer than
             # the grace period, after which the supervisor itself kills.
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(self.config.launch.grace_seconds) + 5),
+            env.TORCH_ELASTIC_SHUTDOWN_TIMEOUT: str(math.ceil(self.config.launch.grace_seconds) + 5),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -152,4 +152,4 @@ def _process_count(config: RunConfig, environ: Mapping[str, str], gpus: int) -> 
 
 def progress_path(rank_dir: Path, base: Mapping[str, str]) -> Path:
     """Return the file for the progress of an evaluation: that of the parent command, or one in `rank_dir`."""
-    return Path(base.get(env.PROGRESS_FILE) or rank_dir / "progress.json")
+    return env.read_path(env.PROGRESS_FILE, base) or rank_dir / "progress.json"

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from podscale.config import TrainSection
 from podscale.distributed.waits import BARRIER, waiting_for
 from podscale.errors import InputError
-from podscale.util import host_info
+from podscale.util import env, host_info
 from podscale.util.formatting import format_ranks
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def check_device(name: str) -> None:
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:
-    return int(environ.get("LOCAL_RANK", "0"))
+    return env.read_number(env.LOCAL_RANK, environ) or 0
 
 
 def check_gpu(train: TrainSection, environ: Mapping[str, str] = os.environ) -> None:

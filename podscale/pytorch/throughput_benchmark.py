@@ -35,6 +35,7 @@ from podscale.runs import RunDirectory
 from podscale.training.step_timer import PhaseTimer
 from podscale.training.training_logger import open_training_logger
 from podscale.training.worker_stages import open_checkpoint_store
+from podscale.util import env
 from podscale.util.files import write_json
 from podscale.util.processes import exit_with_parent
 
@@ -56,7 +57,7 @@ def main() -> None:
         code = 1
         kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
         text = " ".join(str(error).split())
-        write_json(result_path.with_suffix(f".{os.environ.get('RANK', '0')}"), {"error": f"{kind}: {text}"[:300]})
+        write_json(result_path.with_suffix(f".{env.read_number(env.RANK) or 0}"), {"error": f"{kind}: {text}"[:300]})
         if not isinstance(error, torch.OutOfMemoryError):
             sys.excepthook(type(error), error, error.__traceback__)
     sys.stdout.flush()
@@ -67,8 +68,8 @@ def main() -> None:
 def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     """Return the measurements of one rank. Every rank must call this at the same time."""
     config = RunConfig.model_validate(job["config"])
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))
+    if threads := env.read_number(env.OMP_NUM_THREADS):
+        torch.set_num_threads(threads)
     shard_set, run = open_shard_set(job["shard_set"], config), RunDirectory.for_config(config).create()
     checkpoints = open_checkpoint_store(config, run, shard_set)
     ranks = run.path / "ranks"

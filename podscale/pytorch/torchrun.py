@@ -11,11 +11,10 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.worker_exit import write_exit_status
-from podscale.util.env import RANK_DIR
+from podscale.util import env
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
         run.main(list(arguments))
     except ChildFailedError as error:
         for failure in error.failures.values():
-            write_exit_status(Path(os.environ[RANK_DIR]), failure.pid, failure.exitcode)
+            write_exit_status(env.require_path(env.RANK_DIR), failure.pid, failure.exitcode)
         raise
 
 

@@ -5,7 +5,6 @@ launch.worker_main, which runs this in its process, records the exit.
 """
 
 import logging
-import os
 
 import torch
 
@@ -37,6 +36,7 @@ from podscale.training.startup_checks import open_agreed_shard_set
 from podscale.training.step_timer import untimed
 from podscale.training.training_logger import TrainingLogger
 from podscale.training.worker_stages import run_evaluation_stage, run_training_stage, run_worker_stage
+from podscale.util import env
 
 
 def main() -> None:
@@ -64,8 +64,8 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     stop = StopRequest()
     if worker_env.stage == "train":
         stop.install()
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))
+    if threads := env.read_number(env.OMP_NUM_THREADS):
+        torch.set_num_threads(threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shard_set = open_agreed_shard_set(
         worker_env,

@@ -76,10 +76,11 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
     """
     if env.STORE in environ:
         return RankGroup.join(RankEnv.read(environ), timeout_seconds)
-    rank, size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    rank_env = RankEnv.read(environ)
+    rank, size = rank_env.rank, rank_env.world_size
     if size == 1:
         return RankGroup(rank, size, TorchStore(HashStore()), timeout_seconds)
-    assert "MASTER_ADDR" in environ, "a world of several ranks is started by the fork launcher or by torchrun"
+    assert env.MASTER_ADDR in environ, "a world of several ranks is started by the fork launcher or by torchrun"
     timeout = timedelta(seconds=timeout_seconds)
     store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)
@@ -194,9 +195,8 @@ def join_world(
     NCCL between GPUs, gloo between CPUs (and for small host messages in both cases). `timeout_seconds` limits forming
     the group and every collective. A `rank_group` that was joined before is used.
     """
+    rank_env = RankEnv.read(environ)
     rank_group = rank_group or join_torch_rank_group(timeout_seconds, environ)
-    local_rank = int(environ.get("LOCAL_RANK", "0"))
-    local_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     device = choose_device(environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -211,16 +211,20 @@ def join_world(
     )
     if device.type == "cuda" and rank_group.size > 1:
         check_one_rank_per_gpu(device, environ)
-    node = int(environ.get("GROUP_RANK", rank_group.rank // local_size))
-    return World(rank_group.rank, rank_group.size, local_rank, local_size, device, node, timeout)
+    local_rank, local_size = rank_env.local_rank, rank_env.local_world_size
+    return World(rank_group.rank, rank_group.size, local_rank, local_size, device, rank_env.node, timeout)
 
 
 def current_world(device: torch.device, timeout_seconds: float) -> World:
-    """Return the world of a default process group that the caller formed; the timeout is for groups formed later."""
+    """Return the world of a default process group that the caller formed; the timeout is for groups formed later.
+
+    The caller's launcher may set none of torchrun's variables, or only some of them.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    node = int(os.environ.get("GROUP_RANK", rank // local_size))
-    local_rank = int(os.environ.get("LOCAL_RANK", rank % local_size))
+    local_size = env.read_number(env.LOCAL_WORLD_SIZE) or size
+    node, local_rank = env.read_number(env.GROUP_RANK), env.read_number(env.LOCAL_RANK)
+    node = rank // local_size if node is None else node
+    local_rank = rank % local_size if local_rank is None else local_rank
     return World(rank, size, local_rank, local_size, device, node, timeout_seconds)
 
 

@@ -111,9 +111,10 @@ class Lease:
 
         Raises LeaseLost if a newer launch has taken over an inherited lease.
         """
-        if env.FENCE not in environ or Path(environ.get(env.LEASE, "")) != path.absolute():
+        number = env.read_number(env.FENCE, environ)
+        if number is None or env.read_path(env.LEASE, environ) != path.absolute():
             return cls.acquire(path, wait_seconds)
-        lease = cls(path, env.number(env.FENCE, environ[env.FENCE]))
+        lease = cls(path, number)
         lease.check()
         return lease
 

@@ -24,6 +24,7 @@ from podscale.serving.metrics import ServingMetrics
 from podscale.serving.options import ServeOptions
 from podscale.serving.service import ClassificationService
 from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_path
+from podscale.util import env
 from podscale.util.formatting import format_count
 from podscale.util.host_info import visible_gpus
 from podscale.util.processes import exit_with_parent
@@ -65,7 +66,7 @@ def _serve_in_process(
     registry = CollectorRegistry()
     metrics = ServingMetrics(registry, model=model.files.name, process=index)
     gpu = index % max(1, visible_gpus())
-    threads = None if "OMP_NUM_THREADS" in os.environ else options.cores  # PyTorch's default ignores a pod's limit
+    threads = None if env.OMP_NUM_THREADS in os.environ else options.cores  # PyTorch's default ignores a pod's limit
     service = ClassificationService(model, lambda: build_classifier(model, gpu, threads), options, metrics)
 
     with ExitStack() as stack:

@@ -6,7 +6,6 @@ answers. That costs a few kilobytes a rank, works before any process group exist
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections import defaultdict
@@ -225,7 +224,7 @@ def open_agreed_shard_set(
     def collect_facts() -> StartupFacts:
         check_device()
         opened.append(open_shard_set(worker_env.shard_set, worker_env.config))
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        local_size = worker_env.rank_env.local_world_size
         facts = startup_facts(
             worker_env.config, worker_env.stage, opened[0], device=device, local_size=local_size, libraries=libraries
         )

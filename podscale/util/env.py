@@ -6,13 +6,13 @@ docs/reference/environment.md is generated from `VARIABLES`.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from podscale.errors import InputError
 
 PREFIX: Final = "PODSCALE_"
 
-# Contract of a worker, on top of what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE).
+# Contract of a worker, on top of torchrun's variables, which are below.
 CONFIG: Final = "PODSCALE_CONFIG"
 STAGE: Final = "PODSCALE_STAGE"
 SHARD_SET: Final = "PODSCALE_SHARD_SET"
@@ -59,17 +59,51 @@ KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
 WEB_RUNTIME: Final = "PODSCALE_WEB_RUNTIME"
 MODEL_REGISTRY_TOKEN: Final = "PODSCALE_MODEL_REGISTRY_TOKEN"
 
+# Names of PyTorch, OpenMP and Kubeflow, which these programs read or write too.
+RANK: Final = "RANK"
+WORLD_SIZE: Final = "WORLD_SIZE"
+LOCAL_RANK: Final = "LOCAL_RANK"
+LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
+GROUP_RANK: Final = "GROUP_RANK"
+MASTER_ADDR: Final = "MASTER_ADDR"
+MASTER_PORT: Final = "MASTER_PORT"
+TORCHELASTIC_RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
+TORCH_ELASTIC_SHUTDOWN_TIMEOUT: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
+KF_PIPELINES_SA_TOKEN_PATH: Final = "KF_PIPELINES_SA_TOKEN_PATH"
+
 
 def cache_directory(name: str) -> Path:
     """Return the folder `name` in the user's cache of Podscale, which may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / name
 
 
+Kind = Literal[
+    "number",
+    "process id",
+    "seconds",
+    "path",
+    "path or URL",
+    "host",
+    "host:port",
+    "JSON",
+    "YAML",
+    "lines",
+    "shell words",
+    "name",
+    "commit",
+    "text",
+    "any text",
+    "`train` or `evaluate`",
+]
+"""Kind of a value. `read_number` reads a number or a process id, `read_seconds` seconds, and `read_path` a path."""
+
+
 class Variable(NamedTuple):
-    """One environment variable, with the type of its value, its writer and its reader."""
+    """One environment variable, with the kind of its value, its writer and its reader."""
 
     name: str
-    kind: str
+    kind: Kind
     writer: str
     reader: str
     meaning: str
@@ -92,7 +126,13 @@ VARIABLES: Final = (
         "have it in their environment belong to the launch.",
     ),
     Variable(LOG_DIR, "path", SUPERVISOR_OF, ANY_WORKER, "Directory of rank-<k>.log; absent: no redirection."),
-    Variable(STORE, "host:port", FORK_LAUNCHER, ANY_WORKER, "Key-value store of the rendezvous of all ranks."),
+    Variable(
+        STORE,
+        "host:port",
+        f"{FORK_LAUNCHER}, ranks of a benchmark",
+        ANY_WORKER,
+        "Key-value store of the rendezvous of all ranks.",
+    ),
     Variable(
         SLICE,
         "number",
@@ -142,7 +182,7 @@ VARIABLES: Final = (
     Variable(
         FENCE,
         "number",
-        "supervisor, holder of the lease",
+        "supervisor, holder of the lease, rank 0",
         "stages, workers",
         "Fencing number of the lease; absent: rank 0 takes the lease.",
     ),
@@ -253,6 +293,48 @@ VARIABLES: Final = (
     ),
 )
 
+RANK_LAUNCHERS = "fork launcher, torchrun, benchmarks"
+TORCHRUN = "torchrun, benchmarks"
+
+OTHER_VARIABLES: Final = (
+    Variable(RANK, "number", RANK_LAUNCHERS, ANY_WORKER, "Number of the rank in the run, from 0."),
+    Variable(WORLD_SIZE, "number", RANK_LAUNCHERS, ANY_WORKER, "Ranks of the run; absent: a single process."),
+    Variable(LOCAL_RANK, "number", RANK_LAUNCHERS, ANY_WORKER, "Number of the rank in its pod, from 0."),
+    Variable(LOCAL_WORLD_SIZE, "number", RANK_LAUNCHERS, ANY_WORKER, "Ranks of the pod."),
+    Variable(GROUP_RANK, "number", RANK_LAUNCHERS, ANY_WORKER, "Number of the pod; absent: RANK by LOCAL_WORLD_SIZE."),
+    Variable(MASTER_ADDR, "host", TORCHRUN, ANY_WORKER, "Host of torchrun's own store, in place of PODSCALE_STORE."),
+    Variable(MASTER_PORT, "number", TORCHRUN, ANY_WORKER, "Port of that store."),
+    Variable(
+        TORCHELASTIC_RESTART_COUNT,
+        "number",
+        "torchrun",
+        ANY_WORKER,
+        "Restarts of the ranks by torchrun; after one, the clock of the start begins with the process.",
+    ),
+    Variable(
+        TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
+        "number",
+        SUPERVISOR_OF,
+        "torchrun",
+        "Seconds that torchrun waits for the ranks before it kills them; longer than `launch.grace_seconds`.",
+    ),
+    Variable(
+        OMP_NUM_THREADS,
+        "number",
+        f"{SUPERVISOR_OF}, user",
+        "workers, OpenMP, `podscale serve`",
+        "CPU threads of each rank for computation.",
+    ),
+    Variable(
+        KF_PIPELINES_SA_TOKEN_PATH,
+        "path",
+        "user, Kubeflow",
+        "`podscale pipeline`, export stage",
+        "File with a bearer token, as Kubeflow's own clients read it.",
+    ),
+)
+"""Variables of other programs, by names that are not ours."""
+
 
 def number(name: str, text: str) -> int:
     """Return a variable's value as an integer; raises InputError for other text."""
@@ -283,3 +365,15 @@ def read_path(name: str, environment: Mapping[str, str] = os.environ) -> Path | 
     """Return a variable as a path; None if it is absent or empty."""
     text = environment.get(name)
     return Path(text) if text else None
+
+
+def require_text(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return a variable that a process needs. Raises InputError if it is absent or empty."""
+    if text := environment.get(name):
+        return text
+    raise InputError("is missing", field=name, hint="Start the process by a command of Podscale, which sets it.")
+
+
+def require_path(name: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return a variable that a process needs, as a path. Raises InputError if it is absent or empty."""
+    return Path(require_text(name, environment))

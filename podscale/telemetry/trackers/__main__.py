@@ -32,7 +32,7 @@ def main(name: str) -> int:
     print_line = _claim_stdout()
     os.nice(NICENESS)
     try:
-        config = RunConfig.model_validate_json(os.environ[env.CONFIG])
+        config = RunConfig.model_validate_json(env.require_text(env.CONFIG))
         run = RunDirectory.for_config(config)
         tracker = open_tracker(name, config, run, lambda text: print_line(f"warning: {text}"))
         print_line(f"{name}: {tracker.location}")

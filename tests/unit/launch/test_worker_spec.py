@@ -139,7 +139,7 @@ def test_the_fork_launcher_starts_several_pods_of_jax() -> None:
 
 def test_a_rank_reads_what_the_launcher_writes() -> None:
     rank_env = build_rank_env(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
-    assert rank_env == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2)
+    assert rank_env == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2, node=6)
     assert rank_env.variables()["GROUP_RANK"] == "6"
     for written in (rank_env, build_rank_env(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711), RankEnv()):
         assert RankEnv.read(written.variables()) == written
