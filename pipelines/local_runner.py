@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from podscale.components import stage_process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.pipelines.stage_runners import ProcessRunner, StageRunner
+from podscale.pipelines.stage_runners import USER_FILES, ProcessRunner, StageRunner
 from podscale.runs import Lease, RunDirectory, StageOutcome, stage_outcomes
 from podscale.runs.stage_outcomes import EXIT_INTERRUPTED
 from podscale.stages.local import ExportedTelemetry, collapse_outcomes, run_outcomes
@@ -38,7 +38,7 @@ from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 POLL_SECONDS = 0.1
 SHOWN_STAGES = (*stage_outcomes.STAGES, "export", "collapse")
 """Tasks that are displayed and that save when stopped. The collapse has no outcome here: members are runs."""
-USER_VARIABLES = (env.IGNORE_MEMORY, env.WEB_RUNTIME)
+USER_VARIABLES = (env.IGNORE_MEMORY, env.MODEL_REGISTRY_TOKEN, *USER_FILES)
 """Variables of the user that stages get in containers too."""
 LOG_TAIL_LINES = 20
 """Lines of the log shown if a stage exited without an outcome."""

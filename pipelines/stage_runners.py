@@ -4,8 +4,8 @@
 replaced: kfp's auto-removes containers and reports success if one is gone before its exit status was read
 (kubeflow/pipelines issue 13332).
 
-Stages see the workspace, and the source directory read-only, at the same paths as outside. They run as the user who
-started the run, without capabilities, on a read-only root file system.
+Stages see the workspace, the source directory read-only, and the files of `USER_FILES` read-only, at the same paths as
+outside. They run as the user who started the run, without capabilities, on a read-only root file system.
 """
 
 import codecs
@@ -87,6 +87,8 @@ def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 DOCKER_HOST_VARIABLE = "DOCKER_HOST"
+USER_FILES = (env.WEB_RUNTIME, env.KF_PIPELINES_SA_TOKEN_PATH, "SSL_CERT_FILE")
+"""Variables of the user that name a file, which containers see too."""
 LEASE_LABEL = "podscale.dev/lease"
 """Container label with the lease file of the run, which identifies the containers of a killed launch."""
 MIN_SHM_GIB = 1.0
@@ -165,7 +167,9 @@ class ContainerRunner:
         data = self._config.data
         source = Location.parse(data.source).local_path if data.source_is_location else None
         workspace = Location.parse(self._config.run.workspace).local_path
-        modes = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
+        named = [path for name in USER_FILES if (path := env.read_path(name)) is not None]
+        files = [path for path in named if os.access(path, os.R_OK)]  # an engine creates or refuses missing ones
+        modes = [*((path, "ro") for path in files), (source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
         paths = {str(path.absolute()): mode for path, mode in modes if path is not None}
         return {path: {"bind": path, "mode": mode} for path, mode in paths.items()}
 

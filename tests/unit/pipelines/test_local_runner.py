@@ -23,10 +23,11 @@ class StoppedRunner(ProcessRunner):
 
 def test_stages_in_containers_have_the_variables_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes inherit them; containers get only what the runner passes."""
-    for name in (env.WEB_RUNTIME, env.IGNORE_MEMORY):
+    names = (env.WEB_RUNTIME, env.IGNORE_MEMORY, env.MODEL_REGISTRY_TOKEN, env.KF_PIPELINES_SA_TOKEN_PATH)
+    for name in names:
         monkeypatch.setenv(name, "/here")
     config = load(resolve_preset(None), [f"run.workspace={tmp_path}"])
     with Lease.acquire(tmp_path / ".lease") as lease, pytest.raises(Prepared) as stopped:
         run_locally(config, lease, on_change=lambda launch: None, runner=StoppedRunner())
     (variables,) = stopped.value.args
-    assert variables[env.WEB_RUNTIME] == variables[env.IGNORE_MEMORY] == "/here"
+    assert {name: variables.get(name) for name in names} == dict.fromkeys(names, "/here")
