@@ -18,8 +18,7 @@ from podscale.data.crop import CropParams, training_crops
 from podscale.data.decode import RESAMPLING, Pixels, crop_and_resize, decode, decode_rows
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.loaders.build_loader import build_loader, open_shard_set
-from podscale.data.loaders.cpu import PillowLoader
-from podscale.data.loaders.decoded_cache import DecodedCache
+from podscale.data.loaders.cpu import CachingDecoder, PillowLoader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
@@ -45,7 +44,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-class WholeImages(DecodedCache):
+class WholeImages(CachingDecoder):
     """Decoder of the baseline: decodes every image as a whole, into new memory."""
 
     def __init__(self, split: Split) -> None:

@@ -21,13 +21,15 @@ from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podscale.data.rng import derive_key
 from podscale.distributed.waits import OPTIMIZER, waiting_for
-from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics
+from podscale.pytorch.batch_norm.layer import RunningStatistics
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch
 from podscale.pytorch.fine_tuning import RateScales
 from podscale.pytorch.flat_buffers import FlatWeights
@@ -245,24 +247,26 @@ class TrainStep:
         forward_backward: ForwardBackward,
         optimizer: Optimizer,
         weights: FlatWeights,
-        schedule: Tensor,
+        schedule: npt.NDArray[np.floating],
         *,
-        dropout_rng: DropoutRng | None = None,
         rate_scales: RateScales | None = None,
-        batch_norm_momenta: BatchNormMomenta | None = None,
+        step_aware: Sequence[StepAware] = (),
         norm_every: int = 0,
     ) -> None:
         """Build the step.
 
         Args:
-            schedule: fp32 [steps, schedules.COLUMNS] on the device.
+            schedule: learning rate, momentum and weight decay of each step, `training.schedules.step_table`.
             rate_scales: factors of the learning rate of each weight; None if all are 1.
+            step_aware: parts to prepare on the host before each step, besides the optimizer and the mixing of images.
             norm_every: compute the gradient norm every so many steps; 0 for never.
         """
         self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights
         self.reducer, self.precision = forward_backward.reducer, forward_backward.precision
-        self._schedule, self._step_index = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
-        self._step_aware = (dropout_rng, batch_norm_momenta, forward_backward.mixing, optimizer)
+        device = weights.masters.device
+        self._schedule = torch.from_numpy(schedule).to(device)
+        self._step_index = torch.zeros(1, dtype=torch.int64, device=device)
+        self._step_aware = (*step_aware, forward_backward.mixing, optimizer)
         self._norm_every, self._is_norm_due = norm_every, False
         self._rate_scales = rate_scales
 

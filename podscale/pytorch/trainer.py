@@ -33,7 +33,7 @@ from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.fine_tuning import build_rate_scales, freeze_parameters
 from podscale.pytorch.flat_buffers import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.models import build_model, set_stem_compute
-from podscale.pytorch.optim import LookaheadOptimizer, Optimizer, build_optimizer, build_param_shard
+from podscale.pytorch.optim import LookaheadOptimizer, Optimizer, StepAware, build_optimizer, build_param_shard
 from podscale.pytorch.optim.base import build_replica_group
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import BucketedReducer, GradientReducer, build_reducer
@@ -212,15 +212,17 @@ def build_train_step(
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
     )
+    step_aware: list[StepAware] = [DropoutRng(model, config.run.seed, world, is_external=config.model.is_external)]
     momenta = schedules.batch_norm_momenta(config, positions)
+    if len(momenta) > 1:
+        step_aware.append(BatchNormMomenta(model, momenta))
     return TrainStep(
         forward_backward,
         optimizer,
         weights,
-        torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
-        dropout_rng=DropoutRng(model, config.run.seed, world, is_external=config.model.is_external),
+        schedules.step_table(train, samples),
         rate_scales=build_rate_scales(config, reducer.buffer, weights, spec.classes),
-        batch_norm_momenta=BatchNormMomenta(model, momenta) if len(momenta) > 1 else None,
+        step_aware=step_aware,
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
     )

@@ -1,6 +1,7 @@
 """docs/explanation/architecture.md agrees with the code: picture, table of packages, lists of files."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tools.architecture_picture import (
     render_picture,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = PAGE.read_text(encoding="utf-8")
 LONGEST = {"learning rate": 3, "rank dies": 12, "JPEG to the GPU": 8}
 """Number of files that may answer each question."""
@@ -41,11 +43,34 @@ def test_arrows_point_downwards() -> None:
     assert all(layers[other] < layers[package] for package, below in graph.items() for other in below)
 
 
+def rows(question: str) -> dict[str, str]:
+    """Return the part that each file of a question's list has."""
+    (section,) = [part for part in re.split(r"^##+ ", TEXT, flags=re.MULTILINE) if question in part.partition("\n")[0]]
+    found = re.findall(r"^\| `(podscale/[\w/]+\.py)` \| (.*) \|$", section, re.MULTILINE)
+    assert len(found) == len(dict(found)), "a file is listed twice"
+    return dict(found)
+
+
 @pytest.mark.parametrize("question", LONGEST)
 def test_each_question_is_answered_by_few_files(question: str) -> None:
-    (section,) = [part for part in re.split(r"^##+ ", TEXT, flags=re.MULTILINE) if question in part.partition("\n")[0]]
-    files = re.findall(r"^\| `(podscale/[\w/]+\.py)` \|", section, re.MULTILINE)
-    assert 0 < len(files) == len(set(files)) <= LONGEST[question]
+    assert 0 < len(rows(question)) <= LONGEST[question]
+
+
+@pytest.mark.parametrize("question", LONGEST)
+def test_the_files_of_a_question_use_each_other(question: str) -> None:
+    """A name in a file's row is defined there, and used in another file of the list."""
+    parts = rows(question)
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in parts}
+    names = [(file, name) for file, part in parts.items() for name in re.findall(r"`([\w.]+)`", part)]
+    assert names
+    for file, dotted in names:
+        owner, _, name = dotted.rpartition(".")
+        for defined in filter(None, (owner, name)):
+            assert re.search(rf"^ *(class|def) {defined}\b", texts[file], re.MULTILINE), (
+                f"{file} does not have {dotted}"
+            )
+        use = re.compile(rf"\.{name}\(" if owner else rf"\b{name}\b")
+        assert any(use.search(text) for other, text in texts.items() if other != file), f"{dotted}: used elsewhere"
 
 
 def test_the_tour_has_eight_files() -> None:

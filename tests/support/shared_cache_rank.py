@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from podscale.config.run_config import RunConfig
-from podscale.data.loaders import decoded_cache
+from podscale.data.loaders import cpu
 from podscale.data.loaders.decoded_cache import SharedImages
 from podscale.data.native import CropDecoder
 from podscale.data.shard_set import ShardSet, Split
@@ -30,7 +30,7 @@ def batch_digest(batch: Any) -> str:
 
 def read(split: Split, rank: int, steps: int, document: str) -> None:
     decoded = packed = 0
-    decode_rows, pack = decoded_cache.decode_rows, CropDecoder.pack
+    decode_rows, pack = cpu.decode_rows, CropDecoder.pack
 
     def count_decoded(*arguments: Any) -> Any:
         nonlocal decoded
@@ -42,7 +42,7 @@ def read(split: Split, rank: int, steps: int, document: str) -> None:
         packed += len(records)
         return pack(decoder, records, limits)
 
-    decoded_cache.decode_rows, CropDecoder.pack = count_decoded, count_packed
+    cpu.decode_rows, CropDecoder.pack = count_decoded, count_packed
     config = RunConfig.model_validate_json(document)
     with open_loader(config, split, ranks=range(rank, rank + 1), world=RANKS) as loader:
         digests = [batch_digest(batch) for batch in loader.batches(0, steps)]

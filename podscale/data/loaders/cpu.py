@@ -11,6 +11,7 @@ reuses memory that is free and whose copies are over, so a training soon allocat
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,10 +24,11 @@ from PIL import Image
 from podscale.data.augment import RandomDraws
 from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
-from podscale.data.decode import BadRecord, Pixels, crop_and_resize
+from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode_rows
 from podscale.data.loaders.base import BadRecordGuard, Batch
-from podscale.data.loaders.decoded_cache import DecodedCache, ImageStore
+from podscale.data.loaders.decoded_cache import CachedImage, ImageStore, OwnImages
 from podscale.data.native import REASONS, Coefficients, CropDecoder
+from podscale.data.shard_set import Split
 
 log = logging.getLogger("podscale.data")
 
@@ -80,6 +82,72 @@ class PendingBatch:
         self.tasks: list[Future[None]] = []
 
 
+class CachingDecoder:
+    """Decoder that keeps the images that fit into a store, as pixels or as coefficients of the native extension.
+
+    Of an image that is not kept, only the rows asked for are decoded, into a buffer of the calling thread.
+    """
+
+    def __init__(self, split: Split, images: ImageStore | None = None) -> None:
+        self._split, self._store = split, images or OwnImages()
+        self._sizes = split.column("height"), split.column("width")
+        self._thread_local = threading.local()
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._store.cached_bytes
+
+    def __call__(self, row: int, rows: int | None = None) -> Pixels:
+        """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
+
+        The pixels are read-only and valid until the thread's next call. Raises BadRecord if the image cannot be decoded
+        or its size is not that of the index.
+        """
+        cached = self._store.find(row)
+        if isinstance(cached, np.ndarray):
+            return cached
+        height, width = self._image_size(row)
+        keeps = cached is None and self.fits(row)
+        asked = height if keeps or rows is None else rows
+        pixels = decode_rows(self._split.read(row), height, width, asked, self._buffer(self._pixel_bytes(row)))
+        if keeps and self._store.keep(row, pixels):
+            kept = self._store.find(row)
+            return kept if isinstance(kept, np.ndarray) else pixels
+        return pixels
+
+    def find(self, row: int) -> CachedImage | None:
+        """Return an image that is kept: its pixels, uint8 [height, width, 3], or its coefficients."""
+        return self._store.find(row)
+
+    def fits(self, row: int) -> bool:
+        """Return True if the pixels of an image fit now."""
+        free = self._store.free_bytes  # 0 without a cache, so that no size is computed
+        return free > 0 and self._pixel_bytes(row) <= free
+
+    def coefficient_limit(self, row: int) -> int:
+        """Return the bytes that the coefficients of an image may have: those of its pixels, and those that are free."""
+        return min(self._pixel_bytes(row), self._store.free_bytes)
+
+    def keep_coefficients(self, row: int, coefficients: Coefficients) -> bool:
+        """Keep the coefficients of an image; return False if they do not fit."""
+        return self._store.keep(row, coefficients)
+
+    def _image_size(self, row: int) -> tuple[int, int]:
+        height, width = (int(size[row]) for size in self._sizes)
+        return height, width
+
+    def _pixel_bytes(self, row: int) -> int:
+        height, width = self._image_size(row)
+        return 3 * height * width
+
+    def _buffer(self, size: int) -> Pixels:
+        """Return the thread's buffer; allocating new pages for every image takes longer."""
+        buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)
+        return buffer
+
+
 class PillowLoader:
     """Loader `reference`, with `workers` threads, `prefetch` batches ahead; keeps decoded images in `images`.
 
@@ -97,7 +165,7 @@ class PillowLoader:
         allocate: AllocateImages = allocate_pageable,
     ) -> None:
         self._batch_plan, self._guard, self._prefetch, self._allocate = batch_plan, guard, prefetch, allocate
-        self._images = DecodedCache(batch_plan.split, images)
+        self._images = CachingDecoder(batch_plan.split, images)
         self._augment = batch_plan.augment
         self._window: deque[PendingBatch] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
@@ -232,7 +300,7 @@ class NativeLoader(PillowLoader):
         rows = pending.rows[:count]
         records = [self._images.find(row) for row in rows.tolist()]
         missing = [slot for slot, record in enumerate(records) if record is None]
-        to_read = [slot for slot in missing if self._packs or not self._images.has_room(int(rows[slot]))]
+        to_read = [slot for slot in missing if self._packs or not self._images.fits(int(rows[slot]))]
         files = dict(zip(to_read, self._read(rows[to_read].tolist()), strict=True))
         packed = self._pack(rows, files) if self._packs else {}
         for slot, record in {**files, **packed}.items():
@@ -263,7 +331,7 @@ class NativeLoader(PillowLoader):
         packed: dict[int, Coefficients | None] = {}
         found = self._decoder.pack([files[slot] for slot in slots.values()], limits)
         for (row, slot), coefficients in zip(slots.items(), found, strict=True):
-            if coefficients is None and self._images.has_room(row):
+            if coefficients is None and self._images.fits(row):
                 packed[slot] = None
             elif coefficients is not None and self._images.keep_coefficients(row, coefficients):
                 packed[slot] = coefficients

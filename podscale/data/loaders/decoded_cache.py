@@ -6,14 +6,13 @@ evicted: every sample is used once in an epoch, so evicting saves no decoding.
 
 import hashlib
 import logging
-import os
 import threading
 from typing import Protocol
 
 import numpy as np
 
 from podscale.data import native
-from podscale.data.decode import Pixels, decode_rows
+from podscale.data.decode import Pixels
 from podscale.data.native import Coefficients
 from podscale.data.shard_set import Split
 from podscale.util import env
@@ -22,7 +21,7 @@ from podscale.util.shared_memory import map_shared
 
 log = logging.getLogger("podscale.data")
 
-Image = Pixels | Coefficients
+CachedImage = Pixels | Coefficients
 """Image that is kept: its pixels, uint8 [height, width, 3], or its coefficients."""
 
 
@@ -42,9 +41,9 @@ class ImageStore(Protocol):
         """Bytes of the images; of shared ones this process's part, so that the processes' sum is right."""
         ...
 
-    def find(self, row: int) -> Image | None: ...
+    def find(self, row: int) -> CachedImage | None: ...
 
-    def keep(self, row: int, image: Image) -> bool:
+    def keep(self, row: int, image: CachedImage) -> bool:
         """Keep a copy of an image, unless there is one; return False if it does not fit."""
         ...
 
@@ -54,17 +53,17 @@ class OwnImages:
 
     def __init__(self, limit_bytes: int = 0) -> None:
         self.limit_bytes, self.cached_bytes = limit_bytes, 0
-        self._kept: dict[int, Image] = {}
+        self._kept: dict[int, CachedImage] = {}
         self._lock = threading.Lock()
 
     @property
     def free_bytes(self) -> int:
         return self.limit_bytes - self.cached_bytes
 
-    def find(self, row: int) -> Image | None:
+    def find(self, row: int) -> CachedImage | None:
         return self._kept.get(row)
 
-    def keep(self, row: int, image: Image) -> bool:
+    def keep(self, row: int, image: CachedImage) -> bool:
         with self._lock:
             if row in self._kept:  # decoded by another thread too, as the substitute of a bad record
                 return True
@@ -106,7 +105,7 @@ class SharedImages:
     def cached_bytes(self) -> int:
         return int(self._table.used * self._part)
 
-    def find(self, row: int) -> Image | None:
+    def find(self, row: int) -> CachedImage | None:
         found = self._table.find(row)
         if found is None:
             return None
@@ -116,7 +115,7 @@ class SharedImages:
             return Coefficients(image)
         return image.reshape(int(self._heights[row]), int(self._widths[row]), 3)
 
-    def keep(self, row: int, image: Image) -> bool:
+    def keep(self, row: int, image: CachedImage) -> bool:
         packed = image.packed if isinstance(image, Coefficients) else None
         fits: bool = self._table.keep(row, int(packed is not None), image if packed is None else packed)
         return fits
@@ -126,16 +125,16 @@ def open_image_store(split: Split, limit_bytes: int) -> ImageStore:
     """Return the store of a training loader: the node's shared memory, else one of up to `limit_bytes`."""
     if not limit_bytes:
         return OwnImages()
-    path = os.environ.get(env.DECODED_CACHE)
-    if not path:
-        if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+    path = env.read_path(env.DECODED_CACHE)
+    if path is None:
+        if (env.read_number(env.LOCAL_WORLD_SIZE) or 1) > 1:
             log.warning("each process has its own decoded cache, because the supervisor has no memory to share")
         return OwnImages(limit_bytes)
     if not native.can_share_images():
         log.warning("each process has its own decoded cache, because the native extension cannot share it")
         return OwnImages(limit_bytes)
     try:
-        images = SharedImages(path, split, limit_bytes)
+        images = SharedImages(str(path), split, limit_bytes)
     except (OSError, ValueError) as error:
         log.warning("each process has its own decoded cache, because the node's cannot be opened: %s", error)
         return OwnImages(limit_bytes)
@@ -149,69 +148,3 @@ def _identity(split: Split) -> int:
     for name in ("key", "size", "height", "width"):
         digest.update(np.ascontiguousarray(split.column(name)).data)
     return int.from_bytes(digest.digest()[:8], "little") | 1
-
-
-class DecodedCache:
-    """Decode images and keep those that fit into a store, as pixels or as coefficients of the native extension.
-
-    Of an image that is not kept, only the rows asked for are decoded, into a buffer of the calling thread.
-    """
-
-    def __init__(self, split: Split, images: ImageStore | None = None) -> None:
-        self._split, self._store = split, images or OwnImages()
-        self._sizes = split.column("height"), split.column("width")
-        self._thread_local = threading.local()
-
-    @property
-    def cached_bytes(self) -> int:
-        return self._store.cached_bytes
-
-    def __call__(self, row: int, rows: int | None = None) -> Pixels:
-        """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
-
-        The pixels are read-only and valid until the thread's next call. Raises BadRecord if the image cannot be decoded
-        or its size is not that of the index.
-        """
-        cached = self._store.find(row)
-        if isinstance(cached, np.ndarray):
-            return cached
-        height, width = self._image_size(row)
-        keeps = cached is None and self.has_room(row)
-        asked = height if keeps or rows is None else rows
-        pixels = decode_rows(self._split.read(row), height, width, asked, self._buffer(self._pixel_bytes(row)))
-        if keeps and self._store.keep(row, pixels):
-            kept = self._store.find(row)
-            return kept if isinstance(kept, np.ndarray) else pixels
-        return pixels
-
-    def find(self, row: int) -> Image | None:
-        """Return an image that is kept: its pixels, uint8 [height, width, 3], or its coefficients."""
-        return self._store.find(row)
-
-    def has_room(self, row: int) -> bool:
-        """Return True if the pixels of an image fit now."""
-        free = self._store.free_bytes  # 0 without a cache, so that no size is computed
-        return free > 0 and self._pixel_bytes(row) <= free
-
-    def coefficient_limit(self, row: int) -> int:
-        """Return the bytes that the coefficients of an image may have: those of its pixels, and those that are free."""
-        return min(self._pixel_bytes(row), self._store.free_bytes)
-
-    def keep_coefficients(self, row: int, coefficients: Coefficients) -> bool:
-        """Keep the coefficients of an image; return False if they do not fit."""
-        return self._store.keep(row, coefficients)
-
-    def _image_size(self, row: int) -> tuple[int, int]:
-        height, width = (int(size[row]) for size in self._sizes)
-        return height, width
-
-    def _pixel_bytes(self, row: int) -> int:
-        height, width = self._image_size(row)
-        return 3 * height * width
-
-    def _buffer(self, size: int) -> Pixels:
-        """Return the thread's buffer; allocating new pages for every image takes longer."""
-        buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)
-        return buffer

@@ -51,7 +51,7 @@ def one_step(world: World, running: Literal["mean", "first"] = "mean", norm_ever
         ParamShard(segments, reducer.buffer.local_ranges, weights.masters, reducer.buffer.flat), nesterov=False
     )
     precision = Precision("fp32", world.device)
-    schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
+    schedule = np.array([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]], np.float32)
     forward_backward = ForwardBackward(reducer, precision, statistics, TrainingLoss(SMOOTHING), accumulation=PARTS)
     step = TrainStep(forward_backward, optimizer, weights, schedule, norm_every=norm_every)
     step.seek(1)

@@ -79,7 +79,7 @@ def step_on(rule: str, precision: str, model: ModelSection) -> Callable[[], None
         forward=lambda images: network(normalise(images)),
     )
     optimizer = build_optimizer(section, share, 10.0)
-    step = TrainStep(forward_backward, optimizer, weights, torch.zeros(3, 3, device=FAR))
+    step = TrainStep(forward_backward, optimizer, weights, np.zeros((3, 3), np.float32))
     images = torch.empty(8, 64, 64, 3, dtype=torch.uint8, device=FAR)
     keys = np.zeros(8, np.uint64)
     labels = torch.empty(8, dtype=torch.int64, device=FAR)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from podscale.data.decode import BadRecord
-from podscale.data.loaders.decoded_cache import DecodedCache
+from podscale.data.loaders.cpu import CachingDecoder
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError
@@ -140,6 +140,6 @@ def test_every_damaged_seed_has_the_decision_of_the_reference_path(indexed, make
 
 def test_an_image_of_another_size_than_the_index_says_is_bad(make_shard_set) -> None:
     samples = [Sample(encode_image(smooth_pixels(1, 30, 30)), 0, (31, 30))]
-    images = DecodedCache(ShardSet.open(make_shard_set({"train": samples}, shards=1)).split("train"))
+    images = CachingDecoder(ShardSet.open(make_shard_set({"train": samples}, shards=1)).split("train"))
     with pytest.raises(BadRecord, match="30x30"):
         images(0)

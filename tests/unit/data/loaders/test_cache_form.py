@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from podscale.data import native
-from podscale.data.loaders import cache_form, decoded_cache
+from podscale.data.loaders import cache_form, cpu
 from podscale.data.loaders.build_loader import build_evaluation_loader
 from podscale.data.loaders.cpu import NativeLoader, PillowLoader
 from podscale.data.native import Coefficients, CropDecoder
@@ -51,7 +51,7 @@ class Packed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: Counter[bytes] = Counter()
         self.decoded = 0
-        pack, decode_rows = CropDecoder.pack, decoded_cache.decode_rows
+        pack, decode_rows = CropDecoder.pack, cpu.decode_rows
 
         def spy(decoder: CropDecoder, records: Any, limits: Any) -> Any:
             self.files.update(record.tobytes() for record in records)
@@ -62,7 +62,7 @@ class Packed:
             return decode_rows(*arguments)
 
         monkeypatch.setattr(CropDecoder, "pack", spy)
-        monkeypatch.setattr(decoded_cache, "decode_rows", count)
+        monkeypatch.setattr(cpu, "decode_rows", count)
 
 
 @needs_native

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podscale.config.preflight.host import input_cache_bytes
-from podscale.data.loaders import decoded_cache
+from podscale.data.loaders import cpu
 from podscale.data.loaders.decoded_cache import OwnImages
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.shard_set import LocalShardMapper, ShardSet
@@ -71,14 +71,14 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[tuple[int, int]] = []
-        decode_rows, lock = decoded_cache.decode_rows, threading.Lock()
+        decode_rows, lock = cpu.decode_rows, threading.Lock()
 
         def spy(record: Any, height: int, width: int, rows: int, buffer: Any) -> Any:
             with lock:
                 self.rows.append((rows, height))
             return decode_rows(record, height, width, rows, buffer)
 
-        monkeypatch.setattr(decoded_cache, "decode_rows", spy)
+        monkeypatch.setattr(cpu, "decode_rows", spy)
 
 
 def test_a_cached_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
@@ -106,11 +106,11 @@ def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeyp
 def test_uncached_images_share_one_decode_buffer(make_shard_set) -> None:
     """An image that is not kept is in a buffer of its thread, which the next image overwrites."""
     split = ShardSet.open(make_shard_set()).split("train")
-    decoded = decoded_cache.DecodedCache(split)
+    decoded = cpu.CachingDecoder(split)
     first = decoded(int(np.argmax(split.column("height").astype(int) * split.column("width"))))
     second = decoded(3)
     assert np.shares_memory(first, second)
-    kept = decoded_cache.DecodedCache(split, OwnImages(LARGE))
+    kept = cpu.CachingDecoder(split, OwnImages(LARGE))
     assert not np.shares_memory(kept(3), kept(4))
     assert kept(3) is kept(3)
 

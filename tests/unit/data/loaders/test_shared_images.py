@@ -17,7 +17,8 @@ import pytest
 from podscale.config.run_config import RunConfig
 from podscale.data import native
 from podscale.data.decode import decode
-from podscale.data.loaders.decoded_cache import DecodedCache, OwnImages, SharedImages, open_image_store
+from podscale.data.loaders.cpu import CachingDecoder
+from podscale.data.loaders.decoded_cache import OwnImages, SharedImages, open_image_store
 from podscale.data.native import Coefficients
 from podscale.data.shard_set import ShardSet, Split
 from podscale.util import env
@@ -141,7 +142,7 @@ def test_a_killed_writer_neither_blocks_the_others_nor_gives_them_wrong_pixels(s
             break
     else:
         pytest.fail("never killed while it wrote")
-    cache = DecodedCache(split, images)
+    cache = CachingDecoder(split, images)
     for _ in range(2):
         assert np.array_equal(cache(row), decode(split.read(row)))
         assert images.find(row) is None, "its row is not kept"
