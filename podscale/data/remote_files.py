@@ -2,14 +2,21 @@
 
 import hashlib
 import logging
-import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random_exponential,
+)
 
 from podscale.errors import InputError, PodscaleError
 from podscale.util.processes import call_with_timeout
@@ -21,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReadRetryPolicy:
-    """Retry policy of one read of `block_bytes`; the pause doubles after each attempt."""
+    """Retry policy of one read of `block_bytes`: the pause doubles after each attempt, and half of it is random."""
 
     timeout_seconds: float = 60.0
     max_attempts: int = 6
@@ -91,19 +98,34 @@ class RemoteFiles:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _read_with_retries(self, name: str, read: Callable[[], bytes]) -> bytes:
-        for attempt in range(1, self.retry_policy.max_attempts + 1):
-            try:
-                return call_with_timeout(self.retry_policy.timeout_seconds, read)
-            except (FileNotFoundError, PermissionError, InputError):
-                raise  # a retry would not help
-            except Exception as error:  # each file system and HTTP client has errors of its own
-                reason = f"{type(error).__name__}: {error}"
-                if attempt == self.retry_policy.max_attempts:
-                    raise PodscaleError(
-                        f"could not be read in {attempt} attempts, last error {reason}",
-                        field=f"{self.location}/{name}",
-                        hint="Check the store and the network, then start the same command again.",
-                    ) from error
-                log.warning("%s/%s: %s; trying again (attempt %d)", self.location, name, reason, attempt)
-            time.sleep(self.retry_policy.pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
-        raise AssertionError("max_attempts is at least 1")
+        policy, file = self.retry_policy, f"{self.location}/{name}"
+        half = policy.pause_seconds / 2
+
+        def report(state: RetryCallState) -> None:
+            log.warning("%s: %s; trying again (attempt %d)", file, _last_error(state), state.attempt_number)
+
+        retrying = Retrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(policy.max_attempts),
+            wait=wait_exponential(half) + wait_random_exponential(half),
+            before_sleep=report,
+        )
+        try:
+            return retrying(call_with_timeout, policy.timeout_seconds, read)
+        except RetryError as error:
+            attempts, last = error.last_attempt.attempt_number, error.last_attempt.exception()
+            raise PodscaleError(
+                f"could not be read in {attempts} attempts, last error {type(last).__name__}: {last}",
+                field=file,
+                hint="Check the store and the network, then start the same command again.",
+            ) from last
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return True if a retry may help. Each file system and HTTP client has errors of its own."""
+    return isinstance(error, Exception) and not isinstance(error, FileNotFoundError | PermissionError | InputError)
+
+
+def _last_error(state: RetryCallState) -> str:
+    error = state.outcome.exception() if state.outcome is not None else None
+    return f"{type(error).__name__}: {error}"

@@ -1,7 +1,8 @@
 """Key-value store of a run's ranks: server, client, and a local store for a single process.
 
 The launcher runs the server, so the store outlives every rank, and the last heartbeat of a lost rank can still be read.
-The protocol is JSON over TCP, one object a line for each request and response:
+torch's TCPStore would bring torch into the launcher and the JAX engine, whose images do not have it. The protocol is
+JSON over TCP, one object a line for each request and response:
 
     {"set": KEY, "value": TEXT}             -> {}
     {"get": [KEY, ...], "seconds": NUMBER}  -> {"values": [TEXT, ...]}, or {"missing": [KEY, ...]} after that time

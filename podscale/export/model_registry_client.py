@@ -1,4 +1,8 @@
-"""Client of the Kubeflow Model Registry: its REST API v1alpha3 as JSON objects, with time limits and clear errors."""
+"""Client of the Kubeflow Model Registry: its REST API v1alpha3 as JSON objects, with time limits and clear errors.
+
+The package `model-registry` (0.3.18) is not used: for the four requests below it needs aiohttp, and patches asyncio's
+loop by nest-asyncio2.
+"""
 
 import json
 import os

