@@ -72,9 +72,10 @@ reference: .venv/.dev ## write docs/explanation/papers.md and the pages of docs/
 	@$(BIN)/python -m tools.reference_pages
 	@$(BIN)/python -m tools.papers_page
 
-bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (four more with IMAGES=originals.tar and SHARD_SET=dir)
-	@for name in telemetry failures reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
+bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (five more with IMAGES=originals.tar, SHARD_SET=dir, and KWOK=kubeconfig of a cluster with kwok)
+	@for name in telemetry reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pipeline --engines pytorch jax
+	@if [ -n "$(KWOK)" ]; then $(BIN)/python -m benchmarks.failures --kubeconfig "$(KWOK)"; fi
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python -m benchmarks.shards --images "$(IMAGES)"; fi
 	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python -m benchmarks.input $(SHARD_SET) && $(BIN)/python -m benchmarks.input_host $(SHARD_SET) && $(BIN)/python -m benchmarks.shared_cache $(SHARD_SET); fi
 
