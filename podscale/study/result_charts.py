@@ -40,11 +40,11 @@ def _axis_charts(results: StudyResults) -> Iterator[ChartBlock]:
     marks = _critical_marks(results)
     epochs = _lines(results, lambda group: [epochs for _, epochs in group.steps_to_target(target)])
     steps = _lines(results, lambda group: [steps for steps, _ in group.steps_to_target(target)])
-    for name, quantity, lines in (("epochs", "epochs", epochs), ("updates", "steps", steps)):
+    for quantity, lines in (("epochs", epochs), ("steps", steps)):
         if lines:
             to_target = f"to {format_percent(target)}"
             y = YAxis(f"{quantity} {to_target}{'; dashed: critical batch size' if marks else ''}", log=lines is steps)
-            yield LineBlock(name, f"{quantity.capitalize()} {to_target} {by}", lines, y, axis, marks)
+            yield LineBlock(quantity, f"{quantity.capitalize()} {to_target} {by}", lines, y, axis, marks)
 
 
 def _curve_chart(

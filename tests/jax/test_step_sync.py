@@ -36,7 +36,7 @@ class SlowDevices:
         self._changed = threading.Condition()
 
     def slow_down(self, session: JaxTrainer) -> None:
-        updates, drain = session.step.run_steps, session.step_sync.drain
+        run_steps, drain = session.step.run_steps, session.step_sync.drain
 
         @jax.jit
         def held(state: Any, results: Any) -> Any:
@@ -44,7 +44,7 @@ class SlowDevices:
             return jax.tree.map(jnp.copy, (state, results))
 
         def called(*arguments: Any) -> Any:
-            found = held(*updates(*arguments))
+            found = held(*run_steps(*arguments))
             with self._changed:
                 self.calls += 1
                 self._changed.notify_all()

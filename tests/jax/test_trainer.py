@@ -220,7 +220,7 @@ def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
         raise jax.errors.JaxRuntimeError(message)
 
     def prepare(session: JaxTrainer) -> None:
-        if program == "update":
+        if program == "training":
             object.__setattr__(session.step, "run_steps", fail)
         else:
             session.evaluator._eval_step = fail
@@ -232,11 +232,11 @@ def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
     ("program", "span", "advice"),
     [
         (
-            "update",
+            "training",
             4,
             "Lower train.global_batch, now 16, to about 8, or raise train.accumulation, now 1: `podscale tpu",
         ),
-        ("update", 16, "Lower train.global_batch, or raise train.accumulation, now 1: `podscale tpu compile RUN"),
+        ("training", 16, "Lower train.global_batch, or raise train.accumulation, now 1: `podscale tpu compile RUN"),
         ("evaluation", 16, "Lower evaluate.batch"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_program_that_does_not_fit_the_memory_is_an_input_error(
 def test_another_error_of_the_compiler_is_raised_unchanged(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: Mosaic failed"):
-        train_in_jax(document(tmp_path), shards, 2, failing("update", "INTERNAL: Mosaic failed"))
+        train_in_jax(document(tmp_path), shards, 2, failing("training", "INTERNAL: Mosaic failed"))
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
