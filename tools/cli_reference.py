@@ -120,7 +120,7 @@ podscale doctor --cluster digits               # operators, permissions, nodes, 
 podscale doctor --cluster digits --no-pull     # the same, and it creates nothing
 ```
 
-With `--cluster` it reads, and lets the API server check the job by a dry run. One thing only a node can tell: whether
+With `--cluster` it reads, and lets the API server check the job by a dry run. Only a node knows one thing: whether
 it can pull the images. For this a Job of one small pod runs `podscale --version` in `launch.image` and
 `launch.launcher_image`, with the service account and the pull secrets of the run, for at most a minute. It is deleted
 in any case; if doctor is killed, the cluster deletes it.""",

@@ -1,6 +1,6 @@
 """Images of a split that the native extension leaves to the reference path, or that have no decode index, by reason.
 
-Headers tell both, so no image is decoded, and the extension need not be installed. The rules are those of
+Headers are enough for both, so no image is decoded, and the extension need not be installed. The rules are those of
 native/src/header.rs and native/src/index.rs.
 """
 

@@ -1,6 +1,6 @@
 """Start of a job's pods as Kubernetes saw it, which the launcher leaves for rank 0.
 
-Pods have no access to the API server, and a pod's own environment does not tell when it was created. A pipeline's
+Pods have no access to the API server, and a pod's own environment does not have the time of its creation. A pipeline's
 launcher watches the pods and mounts the run directory, so it writes `.job-start` there. `podscale submit` has no volume
 in common with the pods: it annotates the leading pod, where the kubelet shows the annotation as a file.
 """

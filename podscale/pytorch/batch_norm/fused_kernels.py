@@ -4,7 +4,7 @@ Batch norm is bound by memory, so each kernel reads and writes as little as it c
 
 - moments: reads x.
 - normalise: reads x (and the shortcut), writes the output; the signs of a block's output become one bit each.
-- gradient sums: reads the gradient of the output (of both consumers, where a block's output has two) and x; the mask of
+- gradient sums: reads the gradient of the output (of both consumers, if a block's output has two) and x; the mask of
   the ReLU is computed again from x, or read as bits. In a block it writes the masked sum, the shortcut's gradient.
 - input gradient: reads the gradient and x, writes the input's gradient.
 
