@@ -104,10 +104,10 @@ def cut(image: bytes, unused: str = "") -> bytes:
     segments = [part for segment in segments for part in _split(segment, hole)]
     holes = list(_unloaded(segments, page))
     if len(segments) > header.e_phnum:  # the table grows into the gap behind it, else replaces the notes
-        room = min(start for start, _ in sections.values()) - header.e_phoff
-        if len(segments) * SEGMENT.size > room:
+        space = min(start for start, _ in sections.values()) - header.e_phoff
+        if len(segments) * SEGMENT.size > space:
             segments = [segment for segment in segments if segment.p_type not in (PT_NOTE, PT_GNU_PROPERTY)]
-        if len(segments) * SEGMENT.size > room:
+        if len(segments) * SEGMENT.size > space:
             raise ValueError("no space for another program header")
     small = bytearray(_without(image, holes, max(segment.p_end for segment in segments)))
     table = header.e_phoff - _removed_before(header.e_phoff, holes)

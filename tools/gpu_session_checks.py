@@ -28,7 +28,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 """File of the loaded kernel driver."""
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """Thing that is missing; `fatal` if nothing runs without it."""
 
     name: str
@@ -40,21 +40,21 @@ class Finding(NamedTuple):
         return f"{'MISSING' if self.fatal else 'note'}  {self.name}: {self.problem}. {self.remedy}"
 
 
-def find_problems(out: Path, packages: Sequence[str]) -> list[Finding]:
+def find_problems(out: Path, packages: Sequence[str]) -> list[Problem]:
     """Return everything that is missing for a session which writes to `out`."""
     return [*_python(packages), *_compiler(), *_gpu(), *_disk(out)]
 
 
-def _python(packages: Sequence[str]) -> Iterator[Finding]:
+def _python(packages: Sequence[str]) -> Iterator[Problem]:
     if sys.version_info < (3, 11):  # noqa: UP036  any interpreter may be named
-        yield Finding("Python", f"{sys.version.split()[0]} is too old", "Set PYTHON to 3.11 or newer.", fatal=True)
+        yield Problem("Python", f"{sys.version.split()[0]} is too old", "Set PYTHON to 3.11 or newer.", fatal=True)
     if missing := [name for name in ("torch", "torchvision") if not _is_installed(name)]:
-        yield Finding(
+        yield Problem(
             " and ".join(missing), f"not installed in {sys.executable}", "Set PYTHON to one that has them.", True
         )
     if missing := [name for name in packages if not _is_installed(name)]:
         remedy = "Set WHEELS to a folder of `tools/gpu_session.sh download`, or install them with pip."
-        yield Finding("packages", f"not installed: {' '.join(missing)}", remedy, fatal=True)
+        yield Problem("packages", f"not installed: {' '.join(missing)}", remedy, fatal=True)
 
 
 def _is_installed(name: str) -> bool:
@@ -65,48 +65,48 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[Problem]:
     """Yield what Triton compiles its launchers with: without it, compiled and fused rows fail."""
     remedy = "Install gcc and python3-dev (Debian), or expect rows without compilation only."
     if not (shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc") or shutil.which("clang")):
-        yield Finding("gcc", "no C compiler on the path", remedy)
+        yield Problem("gcc", "no C compiler on the path", remedy)
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
-        yield Finding("Python.h", f"not at {header}", remedy)
+        yield Problem("Python.h", f"not at {header}", remedy)
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu() -> Iterator[Problem]:
     program = shutil.which("nvidia-smi")
     if program is None and DRIVER.exists():
-        yield Finding("nvidia-smi", "not on the path", "GPU memory is not checked: see that no process holds it.")
+        yield Problem("nvidia-smi", "not on the path", "GPU memory is not checked: see that no process holds it.")
         return
     if program is None:
         remedy = "Install the driver (580 or newer for CUDA 13), or give the container its GPU. REHEARSE=1 goes on."
-        yield Finding("driver", "none is loaded, and nvidia-smi is not on the path", remedy, fatal=True)
+        yield Problem("driver", "none is loaded, and nvidia-smi is not on the path", remedy, fatal=True)
         return
     query = ["--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run([program, *query], capture_output=True, text=True, check=False, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
         problem = f"nvidia-smi does not exit within {SMI_TIMEOUT} s"
-        yield Finding("driver", problem, "Reload the driver or restart the machine. REHEARSE=1 goes on.", fatal=True)
+        yield Problem("driver", problem, "Reload the driver or restart the machine. REHEARSE=1 goes on.", fatal=True)
         return
     if done.returncode != 0 or not done.stdout.strip():
         message = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
-        yield Finding("driver", f"nvidia-smi fails: {message[0]}", "Load the driver. REHEARSE=1 goes on.", fatal=True)
+        yield Problem("driver", f"nvidia-smi fails: {message[0]}", "Load the driver. REHEARSE=1 goes on.", fatal=True)
         return
     for line in done.stdout.strip().splitlines():
         index, free, total = line.split(", ")
         if free.isdigit() and total.isdigit() and int(free) < FREE_FRACTION * int(total):
             remedy = "End the processes that hold it (`nvidia-smi`), or expect rows out of memory."
-            yield Finding("GPU memory", f"GPU {index} has {free} of {total} MiB free", remedy)
+            yield Problem("GPU memory", f"GPU {index} has {free} of {total} MiB free", remedy)
 
 
-def _disk(out: Path) -> Iterator[Finding]:
+def _disk(out: Path) -> Iterator[Problem]:
     for name, path in (("OUT", out), ("/tmp", Path("/tmp"))):
         free = shutil.disk_usage(path).free / 2**30
         if free < FREE_DISK_GIB:
-            yield Finding(f"disk of {name}", f"{free:.1f} GiB free", f"Free {FREE_DISK_GIB} GiB for compiled kernels.")
+            yield Problem(f"disk of {name}", f"{free:.1f} GiB free", f"Free {FREE_DISK_GIB} GiB for compiled kernels.")
 
 
 def main() -> int:

@@ -131,14 +131,15 @@ class StudyResult(NamedTuple):
     Args:
         verdict: In words; "" for a study without criteria.
         scale: Network, image size, data, batch, epochs, steps and seeds, in words.
-        findings: Each criterion with its result; without criteria, the first finding of the page. Empty before it ran.
+        conclusions: Each criterion with its result; without criteria, the first line of the page's list. Empty before
+            it ran.
     """
 
     name: str
     title: str
     verdict: str = ""
     scale: str = ""
-    findings: tuple[str, ...] = ()
+    conclusions: tuple[str, ...] = ()
 
 
 def study_result(name: str) -> StudyResult:
@@ -151,12 +152,12 @@ def study_result(name: str) -> StudyResult:
         return StudyResult(name, study.title or name)
     file = STUDY_RESULTS / f"{name}.verdict.json"
     if not file.is_file():
-        findings = [
+        conclusions = [
             line.removeprefix("- ") for line in page.read_text(encoding="utf-8").splitlines() if line[:2] == "- "
         ]
-        if not findings:
-            raise EvidenceError(f"{page} has no findings")
-        return StudyResult(name, study.title, "", study_scale(study), (findings[0],))
+        if not conclusions:
+            raise EvidenceError(f"{page} has no conclusions")
+        return StudyResult(name, study.title, "", study_scale(study), (conclusions[0],))
     verdict = json.loads(file.read_text(encoding="utf-8"))
     return StudyResult(
         name,

@@ -263,7 +263,7 @@ def _study(name: str) -> str:
     if not result.scale:
         return f"- `{name}`: {result.title}. Not run yet."
     verdict = f"{result.verdict}. " if result.verdict else "without criteria. "
-    found = f" {_localize('; '.join(result.findings), page).rstrip('.')}." if result.findings else ""
+    found = f" {_localize('; '.join(result.conclusions), page).rstrip('.')}." if result.conclusions else ""
     return f"- {_link(result.title, page)}: {verdict}{result.scale}.{found}"
 
 

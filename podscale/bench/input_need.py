@@ -35,14 +35,14 @@ class TrainingDevices:
         name: Chip; "CPU core" for a host without accelerators.
         tflops: Peak of one device at the run's precision; the TFLOP/s that training reaches for a CPU core.
         bandwidth: Memory bandwidth of one device in GB/s of 16-bit numbers; 0 for a CPU core.
-        place: Place of the devices, a phrase for readers.
+        location: Location of the devices, a phrase for readers.
     """
 
     name: str
     count: int
     tflops: float
     bandwidth: float
-    place: str
+    location: str
 
     @property
     def is_cpu(self) -> bool:
@@ -55,7 +55,7 @@ class TrainingDevices:
 
     def __str__(self) -> str:
         count = format_count(self.count, self.name) if self.is_cpu else f"{self.count} {self.name}"
-        return f"{count} {self.place}"
+        return f"{count} {self.location}"
 
 
 def published_need(gpus: Sequence[str]) -> NeededRate:
@@ -81,18 +81,18 @@ def training_devices(config: RunConfig) -> TrainingDevices:
     return TrainingDevices("CPU core", host_info.cpu_count(), CORE_TFLOPS, 0.0, here)
 
 
-def _gpus(name: str, count: int, precision: str, place: str) -> TrainingDevices:
+def _gpus(name: str, count: int, precision: str, location: str) -> TrainingDevices:
     chip = find_gpu_chip(name)
     if chip is None or not chip.peak_tflops(precision):
         reason = f"assumed: the table has no peak of {name} in {precision}"
-        return _gpus(DEFAULT_CHIP, count, precision, f"{place} ({reason})")
+        return _gpus(DEFAULT_CHIP, count, precision, f"{location} ({reason})")
     bandwidth = chip.memory_bandwidth / (2 if precision == "fp32" else 1)
-    return TrainingDevices(chip.name, count, chip.peak_tflops(precision), bandwidth, place)
+    return TrainingDevices(chip.name, count, chip.peak_tflops(precision), bandwidth, location)
 
 
-def _tpus(name: str, count: int, place: str) -> TrainingDevices:
+def _tpus(name: str, count: int, location: str) -> TrainingDevices:
     chip = next(chip for chip in TPU_CHIPS if chip.name == name)
-    return TrainingDevices(f"TPU {name}", count, chip.bf16_tflops, chip.memory_bandwidth, place)
+    return TrainingDevices(f"TPU {name}", count, chip.bf16_tflops, chip.memory_bandwidth, location)
 
 
 def estimate_need(network: str, flops: float, devices: TrainingDevices) -> NeededRate:

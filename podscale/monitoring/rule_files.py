@@ -27,8 +27,8 @@ RULE_GROUPS = (
     RuleGroup("podscale-hardware", recording_rules.HARDWARE_RULES),
     RuleGroup("podscale-progress-alerts", alerts.PROGRESS_ALERTS),
     RuleGroup("podscale-numerics-alerts", alerts.NUMERICS_ALERTS),
-    RuleGroup("podscale-lives-alerts", alerts.RESTART_ALERTS),
-    RuleGroup("podscale-place-alerts", alerts.RESOURCE_ALERTS),
+    RuleGroup("podscale-restart-alerts", alerts.RESTART_ALERTS),
+    RuleGroup("podscale-resource-alerts", alerts.RESOURCE_ALERTS),
 )
 RECORDING_RULES = tuple(rule for group in RULE_GROUPS for rule in group.rules if isinstance(rule, RecordingRule))
 ALERT_RULES = tuple(rule for group in RULE_GROUPS for rule in group.rules if isinstance(rule, AlertRule))

@@ -1,4 +1,4 @@
-"""checkov's findings in the rendered chart are exactly those accepted in charts/podscale/.checkov.yaml."""
+"""checks of checkov that the rendered chart fails are exactly those accepted in charts/podscale/.checkov.yaml."""
 
 import json
 import os
@@ -26,20 +26,20 @@ def checkov() -> str:
     return program
 
 
-def findings(objects: list[dict[str, Any]], folder: Path, *more: str | Path) -> set[tuple[str, str]]:
-    """Return check and object of each finding."""
+def failed_checks(objects: list[dict[str, Any]], folder: Path, *more: str | Path) -> set[tuple[str, str]]:
+    """Return each check that fails, and its object."""
     target = folder / "chart.yaml"
     target.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     command = [checkov(), "--skip-download", "--framework", "kubernetes", "-o", "json", "-f", str(target)]
     done = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
     failed = json.loads(done.stdout)["results"]["failed_checks"]
-    return {(finding["check_id"], finding["resource"]) for finding in failed}
+    return {(check["check_id"], check["resource"]) for check in failed}
 
 
 def test_nothing_is_found(tmp_path: Path) -> None:
-    assert not findings(helm.template(None, VALUES), tmp_path, "--config-file", helm.CHART / ".checkov.yaml")
+    assert not failed_checks(helm.template(None, VALUES), tmp_path, "--config-file", helm.CHART / ".checkov.yaml")
 
 
 def test_every_exception_is_still_needed(tmp_path: Path) -> None:
     excused = yaml.safe_load((helm.CHART / ".checkov.yaml").read_text(encoding="utf-8"))["skip-check"]
-    assert {check for check, _ in findings(helm.template(None, VALUES), tmp_path)} == set(excused)
+    assert {check for check, _ in failed_checks(helm.template(None, VALUES), tmp_path)} == set(excused)

@@ -56,9 +56,9 @@ print(len(chips), "all-reduce" in made.as_text())
 """
 
 
-def findings(engine: Engine, image: str) -> dict[str, dict[str, str]]:
+def check_results(engine: Engine, image: str) -> dict[str, dict[str, str]]:
     report = json.loads(engine.inside(image, "podscale doctor --json").stdout)
-    return {finding["subject"]: finding for finding in report}
+    return {result["subject"]: result for result in report}
 
 
 def python(engine: Engine, image: str, script: str, *options: str) -> list[str]:
@@ -77,7 +77,7 @@ def test_torch_says_that_there_is_no_gpu(engine: Engine, name: str, says: str):
 
 
 def test_the_image_for_gpus_says_where_they_come_from(engine: Engine):
-    checks = findings(engine, engine.image("gpu"))
+    checks = check_results(engine, engine.image("gpu"))
     assert {checks[name]["verdict"] for name in ("PyTorch", "DALI", "gloo")} == {"ok"}
     assert "CUDA 1" in checks["PyTorch"]["found"]
     assert (checks["GPUs"]["verdict"], checks["GPUs"]["found"]) == ("note", "none")
@@ -108,7 +108,7 @@ def test_dali_feeds_a_training_on_the_cpu(engine: Engine, workspace: Path):
 
 def test_jax_says_that_there_is_no_tpu(engine: Engine):
     image = engine.image("tpu")
-    checks = findings(engine, image)
+    checks = check_results(engine, image)
     assert (checks["TPUs"]["verdict"], checks["JAX"]["verdict"]) == ("note", "ok")
     assert "libtpu" in checks["JAX"]["found"]
     assert checks["PyTorch"]["found"] == "not in podscale-tpu, which does without"
@@ -128,7 +128,7 @@ def test_libtpu_compiles_for_chips_that_are_not_here(engine: Engine):
 
 def test_jax_compiles_for_gpus_that_are_not_here(engine: Engine):
     image = engine.image("gpu-jax")
-    checks = findings(engine, image)
+    checks = check_results(engine, image)
     assert (checks["GPUs"]["verdict"], checks["JAX"]["verdict"]) == ("note", "ok")
     assert "1 x cpu" in checks["JAX"]["found"]
     assert python(engine, image, COMPILE_FOR_AN_H100, "--env=JAX_PLATFORMS=cpu") == ["2", "True"]

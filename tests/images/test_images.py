@@ -26,7 +26,7 @@ MEGABYTES = {"base": 1350, "gpu": 5600, "tpu": 1450, "gpu-jax": 4500, "tools": 4
 
 def test_doctor_finds_nothing_missing(engine: Engine, image: str):
     ended = engine.inside(image, "podscale doctor --json", "--user=65532:65532")
-    verdicts = {finding["subject"]: finding["verdict"] for finding in json.loads(ended.stdout)}
+    verdicts = {result["subject"]: result["verdict"] for result in json.loads(ended.stdout)}
     assert "missing" not in verdicts.values()
     assert verdicts["kfp"] == "ok"
 

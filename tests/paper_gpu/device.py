@@ -76,9 +76,9 @@ class PaperGpu:
         return PaperStream(self, next(self._stream_numbers))
 
     def clear(self) -> None:
-        """Forget the findings and the calls so far."""
-        for findings in (self.host_waits, self.copies, self.mixed, self.collectives, self.memory.races):
-            findings.clear()
+        """Forget the problems and the calls so far."""
+        for problems in (self.host_waits, self.copies, self.mixed, self.collectives, self.memory.races):
+            problems.clear()
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._pinned

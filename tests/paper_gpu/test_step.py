@@ -51,8 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def assert_clean(report: dict[str, Any]) -> None:
     assert report["error"] == ""
-    for finding in ("host_waits", "copies", "mixed", "races", "not_channels_last", "first_used_in_capture"):
-        assert not report[finding], f"{finding}: {report[finding]}"
+    for problem in ("host_waits", "copies", "mixed", "races", "not_channels_last", "first_used_in_capture"):
+        assert not report[problem], f"{problem}: {report[problem]}"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,7 +67,7 @@ def test_more_operators_exceed_the_budget(session: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "finding", "line"),
+    ("mutant", "problem", "line"),
     [
         ("unpinned_copy", "copies", "device_prefetcher.py"),
         ("unpinned_draw", "copies", "device_prefetcher.py"),
@@ -77,12 +77,12 @@ def test_more_operators_exceed_the_budget(session: Any) -> None:
         ("late_communicator", "first_used_in_capture", ""),
     ],
 )
-def test_a_planted_fault_is_found(session: Any, mutant: str, finding: str, line: str) -> None:
+def test_a_planted_fault_is_found(session: Any, mutant: str, problem: str, line: str) -> None:
     report = session.run(mutant=mutant, ranks=8, train={"mix": {"mixup": 0.2}})
-    assert report[finding]
-    assert all(line in text for text in report[finding])
-    if finding != "mixed":  # torch itself refuses that step
-        assert_clean({**report, finding: []})
+    assert report[problem]
+    assert all(line in text for text in report[problem])
+    if problem != "mixed":  # torch itself refuses that step
+        assert_clean({**report, problem: []})
 
 
 @pytest.mark.parametrize(

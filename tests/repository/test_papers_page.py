@@ -70,12 +70,12 @@ def test_a_study_gives_its_scale_and_each_criterion() -> None:
     assert result.scale == (
         "ResNet-18 of width 8 at 32 px on Imagenette, batch 2,048, 20, 30 and 40 epochs, 93 to 185 steps, 3 seeds"
     )
-    assert result.findings[0] == "three quarters of the steps: -3.83 \u00b1 2.83 points"
-    assert len(result.findings) == 4
-    missed = paper_evidence.study_result("neumann-steps").findings
+    assert result.conclusions[0] == "three quarters of the steps: -3.83 \u00b1 2.83 points"
+    assert len(result.conclusions) == 4
+    missed = paper_evidence.study_result("neumann-steps").conclusions
     assert missed[-1] == "steps at 4,096: the accuracy is not reached"
-    (first,) = paper_evidence.study_result("photographs-techniques").findings
-    assert first.startswith("Best: bf16"), "without criteria, the first finding of its page"
+    (first,) = paper_evidence.study_result("photographs-techniques").conclusions
+    assert first.startswith("Best: bf16"), "without criteria, the first line of its page"
 
 
 def test_a_study_that_has_not_run_has_a_title_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

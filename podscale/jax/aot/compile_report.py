@@ -249,14 +249,14 @@ def _largest(report: Mapping[str, Any]) -> str:
         return f"{text}: fits, and {of[1]} do not (both compiled)"
     if not batch:
         text = "no batch that the document allows"
-    room = f"memory for about {format_count(largest['images'], 'image')}"
+    estimate = f"memory for about {format_count(largest['images'], 'image')}"
     how = (
         f"by a line through the memory of {of[0]} and {of[1]}"
         if largest["basis"] == "line"
         else f"by this step alone, whose {'temporaries are' if report['fits'] else 'memory is'} taken to grow evenly"
     )
     more = "; more may fit, because the compiler recomputes values if memory is short" if report["fits"] else ""
-    return f"{text}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {room}, {how}{more}"
+    return f"{text}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {estimate}, {how}{more}"
 
 
 def _rank_description(report: Mapping[str, Any]) -> str:

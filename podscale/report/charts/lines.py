@@ -48,8 +48,8 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
 def round_outwards(low: float, high: float) -> tuple[float, float]:
     """Widen the range from `low` to `high` to the next ticks; an empty range gets a margin on both sides."""
     if high <= low:
-        room = abs(low) * 0.1 or 1.0
-        low, high = low - room, high + room
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, high + margin
     step = _round_step((high - low) / 5)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
@@ -199,8 +199,8 @@ def _legend_class(series: LineSeries) -> str:
 def _x_scale(series: Sequence[LineSeries], axis: XAxis, vlines: Sequence[ReferenceLine]) -> Scale:
     xs = [*(x for line in series for x, _ in line.points), *(line.value for line in vlines), *axis.ticks]
     last = max(xs) if axis.high is None else max(axis.high, *xs)
-    low, headroom = (min(xs) / HEADROOM, HEADROOM) if axis.log else (0.0, 1.0)
-    return Scale(low, (last or 1.0) * headroom, LEFT, WIDTH - RIGHT, axis.log)
+    low, headmargin = (min(xs) / HEADROOM, HEADROOM) if axis.log else (0.0, 1.0)
+    return Scale(low, (last or 1.0) * headmargin, LEFT, WIDTH - RIGHT, axis.log)
 
 
 def _y_scale(series: Sequence[LineSeries], axis: YAxis, hline: ReferenceLine | None) -> Scale:

@@ -29,9 +29,9 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name not in STANDINS:
             return None
-        room = ROOT.joinpath(*name.split("."))  # a package keeps its other modules
+        package_folder = ROOT.joinpath(*name.split("."))  # a package keeps its other modules
         return importlib.util.spec_from_file_location(
-            name, STANDINS[name], submodule_search_locations=[str(room)] if room.is_dir() else None
+            name, STANDINS[name], submodule_search_locations=[str(package_folder)] if package_folder.is_dir() else None
         )
 
 

@@ -14,16 +14,16 @@ from podscale.util import host_info
 from podscale.util.terminal import CheckResult
 
 
-def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
-    return {finding.subject: finding for finding in findings}
+def by_subject(results: list[CheckResult]) -> dict[str, CheckResult]:
+    return {result.subject: result for result in results}
 
 
-def test_every_finding_that_is_not_fine_says_what_to_do(tmp_path):
-    findings = doctor.check_machine(tmp_path)
-    assert len(by_subject(findings)) == len(findings)
-    for finding in findings:
-        assert finding.found
-        assert (finding.verdict == "ok") == (finding.advice == ""), finding
+def test_every_result_that_is_not_fine_says_what_to_do(tmp_path):
+    results = doctor.check_machine(tmp_path)
+    assert len(by_subject(results)) == len(results)
+    for result in results:
+        assert result.found
+        assert (result.verdict == "ok") == (result.advice == ""), result
 
 
 def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_jax_devices_are_reported(monkeypatch, tmp_path):
 def test_a_metrics_port_in_use(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(doctor, "METRICS_PORT", server.getsockname()[1])
-        assert [finding.verdict for finding in doctor._check_network()] == ["ok", "note"]
+        assert [result.verdict for result in doctor._check_network()] == ["ok", "note"]
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):

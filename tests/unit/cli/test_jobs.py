@@ -355,7 +355,7 @@ def test_a_named_pod_is_followed_through_silence_and_restarts(
 
 def examined(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
     assert main(["doctor", "--no-pull", "--cluster", *SET, "--json"]) == 2
-    return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    return {result["subject"]: result for result in json.loads(capsys.readouterr().out)}
 
 
 def test_doctor_finds_an_api_server_that_is_down(
@@ -365,30 +365,30 @@ def test_doctor_finds_an_api_server_that_is_down(
         "podscale.kubernetes.client.connect_cluster.__kwdefaults__", {"policy": RetryPolicy(0.2), "notify": None}
     )
     cluster.down()
-    findings = examined(capsys)
-    assert [finding["verdict"] for finding in findings.values()] == ["missing"]
-    assert set(findings) == {"API server"}
+    results = examined(capsys)
+    assert [result["verdict"] for result in results.values()] == ["missing"]
+    assert set(results) == {"API server"}
 
 
 def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     content = {"defaults.yaml": "launch: {imaeg: x}"}
     cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
-    findings = examined(capsys)
-    assert "launch.imaeg" in findings["defaults"]["found"]
-    assert findings["API server"]["verdict"] == "ok"
+    results = examined(capsys)
+    assert "launch.imaeg" in results["defaults"]["found"]
+    assert results["API server"]["verdict"] == "ok"
 
 
 def test_doctor_names_the_defaults_that_a_namespace_lacks(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--no-pull", "--cluster", "digits", "--json"]) == 2
-    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert "podscale-defaults" in findings["defaults"]["found"]
-    assert "document" not in findings, "the workspace of the chart is assumed"
-    assert findings["claim podscale-workspace"]["verdict"] == "missing"
+    results = {result["subject"]: result for result in json.loads(capsys.readouterr().out)}
+    assert "podscale-defaults" in results["defaults"]["found"]
+    assert "document" not in results, "the workspace of the chart is assumed"
+    assert results["claim podscale-workspace"]["verdict"] == "missing"
     assert main(["doctor", "--no-pull", "--cluster", "digits", "--json", "-n", "nowhere"]) == 2
-    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert findings["namespace nowhere"]["verdict"] == "missing"
+    results = {result["subject"]: result for result in json.loads(capsys.readouterr().out)}
+    assert results["namespace nowhere"]["verdict"] == "missing"
 
 
 def test_stop_keeps_finished_jobs_unless_asked(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,36 +41,36 @@ def node(cluster: FakeCluster, name: str, size: dict[str, str], labels: dict[str
 def check_results(*changes: str, pull: bool = False) -> dict[str, CheckResult]:
     """Return the results, by default without the images, because no kubelet answers here."""
     loaded = config.load(None, (*DOCUMENT, *changes))
-    return {finding.subject: finding for finding in check_cluster(loaded, pull=pull)}
+    return {result.subject: result for result in check_cluster(loaded, pull=pull)}
 
 
 def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
-    findings = check_results()
-    assert [finding for finding in findings.values() if finding.verdict == "missing"] == []
+    results = check_results()
+    assert [result for result in results.values() if result.verdict == "missing"] == []
     for subject in ("API server", "kind PyTorchJob", "training-operator", "permissions", "claim w", "the job itself"):
-        assert findings[subject].verdict == "ok", findings[subject]
+        assert results[subject].verdict == "ok", results[subject]
     assert healthy.all("pytorchjobs") == healthy.all("networkpolicies") == []
 
 
-def test_every_finding_that_is_not_fine_names_the_remedy(healthy: FakeCluster) -> None:
-    for finding in check_results("launch.cluster.queue=lq").values():
-        assert finding.found
-        assert (finding.verdict == "ok") == (finding.advice == ""), finding
+def test_every_result_that_is_not_fine_names_the_remedy(healthy: FakeCluster) -> None:
+    for result in check_results("launch.cluster.queue=lq").values():
+        assert result.found
+        assert (result.verdict == "ok") == (result.advice == ""), result
 
 
 def test_credentials_that_are_refused_are_one_line(healthy: FakeCluster) -> None:
     healthy.tokens.clear()
-    (finding,) = check_results().values()
-    assert finding.verdict == "missing"
-    assert finding.subject == "API server"
-    assert "HTTP 401" in finding.found
+    (result,) = check_results().values()
+    assert result.verdict == "missing"
+    assert result.subject == "API server"
+    assert "HTTP 401" in result.found
 
 
 @pytest.mark.parametrize("pull", [False, True])
 def test_images_are_pulled_unless_declined(healthy: FakeCluster, monkeypatch: pytest.MonkeyPatch, pull: bool) -> None:
     monkeypatch.setattr(image_check, "PULL_SECONDS", 0.0)
-    findings = check_results("launch.image=mine:1", pull=pull)
-    assert ("image mine:1" in findings) is pull
+    results = check_results("launch.image=mine:1", pull=pull)
+    assert ("image mine:1" in results) is pull
     assert any(seen.method == "POST" and seen.path.endswith("/jobs") for seen in healthy.seen) is pull
     assert healthy.all("jobs") == []
 
@@ -136,17 +136,17 @@ CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
 def test_a_failed_check_names_the_remedy(healthy: FakeCluster, name: str) -> None:
     spoil, subject, verdict, advice = CASES[name]
     spoil(healthy)
-    finding = check_results("launch.backend=pytorchjob")[subject]
-    assert finding.verdict == verdict
-    assert advice in finding.advice
+    result = check_results("launch.backend=pytorchjob")[subject]
+    assert result.verdict == verdict
+    assert advice in result.advice
 
 
 def test_a_storage_class_may_say_that_it_is_not_the_default(healthy: FakeCluster) -> None:
     for name, is_default in (("slow", "false"), ("fast", "true")):
         annotations = {"storageclass.kubernetes.io/is-default-class": is_default}
         healthy.put("storageclasses", {"metadata": {"name": name, "annotations": annotations}})
-    finding = check_results("launch.cluster.workspace_claim=null", "run.workspace=/work")["workspace"]
-    assert "slow, fast (default fast)" in finding.found
+    result = check_results("launch.cluster.workspace_claim=null", "run.workspace=/work")["workspace"]
+    assert "slow, fast (default fast)" in result.found
 
 
 def test_the_default_init_container_is_reported_if_admission_refuses_it(healthy: FakeCluster) -> None:
@@ -165,10 +165,10 @@ def test_the_default_init_container_is_reported_if_admission_refuses_it(healthy:
 def test_node_pools_are_compared_with_the_hardware(healthy: FakeCluster, nodes: list[Any], verdict: str) -> None:
     for number, size in enumerate(nodes):
         node(healthy, f"gpu{number}", size, LABEL)
-    finding = check_results(
+    result = check_results(
         "launch.hardware=nvidia-h100-80gb x8", "launch.cluster.network=plain", "launch.cluster.security=restricted"
     )
-    assert finding["nodes for nvidia-h100-80gb x8"].verdict == verdict
+    assert result["nodes for nvidia-h100-80gb x8"].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ def test_node_pools_are_compared_with_the_hardware(healthy: FakeCluster, nodes: 
     ],
 )
 def test_nodes_without_placement_labels_are_not_counted(healthy: FakeCluster, change: str, label: str) -> None:
-    finding = check_results(change)["nodes for cpu"]
-    assert (finding.verdict, label in finding.found) == ("note", True)
+    result = check_results(change)["nodes for cpu"]
+    assert (result.verdict, label in result.found) == ("note", True)
 
 
 def test_nodes_with_too_small_a_disk_do_not_fit(healthy: FakeCluster) -> None:
-    finding = check_results("launch.resources.ephemeral_gib=200")["nodes for cpu"]
-    assert finding.verdict == "missing"
-    assert "90Gi ephemeral-storage" in finding.found
+    result = check_results("launch.resources.ephemeral_gib=200")["nodes for cpu"]
+    assert result.verdict == "missing"
+    assert "90Gi ephemeral-storage" in result.found
 
 
 def queue(cluster: FakeCluster, active: str, frameworks: str) -> None:
@@ -210,16 +210,16 @@ def test_a_queue_must_be_active_and_manage_the_kind(
     healthy: FakeCluster, active: str, frameworks: str, verdicts: tuple[str, str]
 ) -> None:
     queue(healthy, active, frameworks)
-    findings = check_results("launch.cluster.queue=lq")
-    assert (findings["queue lq"].verdict, findings["Kueue's kinds"].verdict) == verdicts
+    results = check_results("launch.cluster.queue=lq")
+    assert (results["queue lq"].verdict, results["Kueue's kinds"].verdict) == verdicts
 
 
 def test_objects_that_may_not_be_read_are_not_reported_as_missing(healthy: FakeCluster) -> None:
     unseen = ("namespaces", "nodes", "deployments", "resourcequotas", "persistentvolumeclaims")
     healthy.denied |= {(verb, plural) for plural in unseen for verb in ("get", "list")}
-    findings = check_results()
-    assert [finding for finding in findings.values() if finding.verdict == "missing"] == []
-    assert findings["nodes for cpu"].verdict == findings["operators"].verdict == "note"
+    results = check_results()
+    assert [result for result in results.values() if result.verdict == "missing"] == []
+    assert results["nodes for cpu"].verdict == results["operators"].verdict == "note"
 
 
 WORKFLOW_DEFAULTS = """spec:
@@ -254,18 +254,18 @@ def test_a_default_retry_strategy_of_pipelines_is_explained(
     healthy: FakeCluster, data: dict[str, str], verdict: str, keys: tuple[str, ...]
 ) -> None:
     with_pipelines(healthy, data)
-    finding = check_results()["retries of pipelines"]
-    assert finding.verdict == verdict, finding
-    assert all(key in finding.found for key in keys), finding
-    assert ("podscale stop" in finding.advice) == (verdict == "note")
+    result = check_results()["retries of pipelines"]
+    assert result.verdict == verdict, result
+    assert all(key in result.found for key in keys), result
+    assert ("podscale stop" in result.advice) == (verdict == "note")
 
 
 def test_without_the_right_to_read_it_the_retry_strategy_is_unknown(healthy: FakeCluster) -> None:
     with_pipelines(healthy, {"workflowDefaults": WORKFLOW_DEFAULTS % "OnError"})
     healthy.denied.add(("get", "configmaps"))
-    finding = check_results()["retries of pipelines"]
-    assert finding.verdict == "note"
-    assert "OnError" not in finding.found
+    result = check_results()["retries of pipelines"]
+    assert result.verdict == "note"
+    assert "OnError" not in result.found
 
 
 def test_a_cluster_without_that_config_map_has_no_line_about_it(healthy: FakeCluster) -> None:

@@ -133,7 +133,7 @@ def results_of(**changes: Any) -> StudyResults:
     return study_results(grid, records.get)
 
 
-class TestFindings:
+class TestGroups:
     def test_accuracy_is_kept_up_to_a_batch_size(self) -> None:
         results = results_of()
         assert results.unfinished_trials == 0
@@ -251,10 +251,10 @@ class TestPublished:
         assert {path.name for path in table} == {path.name for path in tmp_path.iterdir()}
         text = (tmp_path / "s.md").read_text()
         assert text.startswith("# A study\n\nCommand: `podscale study s`  \n")
-        for name in ("accuracy", "epochs", "updates", "curves"):
+        for name in ("accuracy", "epochs", "steps", "curves"):
             assert f"(s-{name}.svg)" in text
             assert (tmp_path / f"s-{name}.svg").read_text().startswith("<svg")
-        assert "level tinted c1" in (tmp_path / "s-updates.svg").read_text(), "the critical batch is marked"
+        assert "level tinted c1" in (tmp_path / "s-steps.svg").read_text(), "the critical batch is marked"
         assert 'class="bar c1"' in (tmp_path / "s-accuracy.svg").read_text()
         assert 'class="band c1"' in (tmp_path / "s-curves.svg").read_text()
         assert "Every training: 21, 10 CPU minutes by code cccccccccccc" in text

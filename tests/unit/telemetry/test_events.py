@@ -214,7 +214,7 @@ def test_json_for_machines_text_for_people_colour_for_terminals() -> None:
         assert "\x1b" not in stream.getvalue()
 
 
-def test_a_terminal_without_colours_or_room_gets_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_colours_or_width_gets_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     for columns, brief in ((200, False), (70, True)):
         monkeypatch.setenv("COLUMNS", str(columns))
