@@ -42,8 +42,10 @@ fi
 
 compile requirements/build.txt requirements/build.in "${upgrade[@]}"
 compile requirements/run.txt --extra torch --extra gpu --extra cluster --extra export --extra serve pyproject.toml "${upgrade[@]}"
+# Without rfc3987-syntax and its parser: jsonschema imports it if it is there, which takes every process that imports the
+# Kubernetes client a second or two, and no test needs a check of IRIs.
 compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
-  pyproject.toml "${upgrade[@]}"
+  --no-emit-package rfc3987-syntax --no-emit-package lark pyproject.toml "${upgrade[@]}"
 # The site's builder alone, in the versions of dev.txt: either file, or both in any order, leave one set of versions.
 python3 -c 'import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
