@@ -83,11 +83,11 @@ def _report_batch(
     from podscale.jax.aot.batch_search import cached_results, largest_known_batch
     from podscale.jax.aot.compile_report import format_compile_report
 
-    findings = {**compile_report_of(request), **note}
-    findings["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: findings})
-    _print_result(findings if as_json else format_compile_report(findings))
-    if not findings["fits"]:
-        raise _too_large_error(findings, option)
+    report = {**compile_report_of(request), **note}
+    report["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: report})
+    _print_result(report if as_json else format_compile_report(report))
+    if not report["fits"]:
+        raise _too_large_error(report, option)
 
 
 def _report_sweep(
@@ -130,16 +130,16 @@ def phases_note(config: "RunConfig") -> dict[str, Any]:
     return {"phases": rows} if len(rows) > 1 else {}
 
 
-def _too_large_error(findings: dict[str, Any], option: str) -> InputError:
-    largest = findings["largest"]
+def _too_large_error(report: dict[str, Any], option: str) -> InputError:
+    largest = report["largest"]
     hint = (
         f"Lower it to {largest['global_batch']}, or find it with --sweep batch"
         if largest["batch"]
         else "No batch that the document allows fits: choose larger chips, a smaller model or smaller images."
     )
-    excess = format_bytes(findings["memory"]["over"])
-    problem = f"the step takes {excess} more than a device of {findings['topology']['name']} has"
-    return InputError(problem, field=option, got=findings["global_batch"], hint=hint)
+    excess = format_bytes(report["memory"]["over"])
+    problem = f"the step takes {excess} more than a device of {report['topology']['name']} has"
+    return InputError(problem, field=option, got=report["global_batch"], hint=hint)
 
 
 def build_compile_request(config: "RunConfig", topology: "Topology") -> "CompileRequest":
