@@ -111,7 +111,8 @@ class RemoteFiles:
             before_sleep=report,
         )
         try:
-            return retrying(call_with_timeout, policy.timeout_seconds, read)
+            content: bytes = retrying(call_with_timeout, policy.timeout_seconds, read)
+            return content
         except RetryError as error:
             attempts, last = error.last_attempt.attempt_number, error.last_attempt.exception()
             raise PodscaleError(
