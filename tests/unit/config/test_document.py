@@ -58,7 +58,7 @@ def test_a_misspelt_key_gets_a_suggestion(text: str, message: str):
 def test_a_key_like_no_other_gets_a_list():
     error = refusal("launch:\n  qqqq: 3\n")
     assert (error.field, error.location) == ("launch.qqqq", "run.yaml:2")
-    assert error.hint.startswith("Valid here: backend, hardware, ")
+    assert "backend, hardware, " in error.hint
 
 
 @pytest.mark.parametrize(
