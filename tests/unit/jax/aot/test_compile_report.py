@@ -616,7 +616,7 @@ def test_a_search_for_the_largest_batch_needs_few_compilations(
     start, allowed = with_batch(REQUEST, first), allowed_for_the_request()
     fitting = [batch for batch in allowed if needed(batch) <= available]
     if not fitting:
-        with refused("1 image for each of the 16 ranks", field="--sweep", got="batch"):
+        with refused("1 image ", " 16 ranks", field="--sweep", got="batch"):
             find_largest_batch(start, measure)
         return
     report = find_largest_batch(start, measure)
