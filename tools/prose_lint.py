@@ -1,10 +1,11 @@
-"""Check what a machine can check of names and docstrings: `python -m tools.prose_lint` (part of `make lint`).
+"""Check what a machine can check of names, docstrings and lengths: `python -m tools.prose_lint` (part of `make lint`).
 
-Five rules, the last two for the library only, in every Python file of `FOLDERS`:
+Six rules, the last two for the library only, in every Python file of `FOLDERS`:
 
 - A defined name has no private word (`PRIVATE_WORDS`), but the field's term.
 - A class whose word means several things (`AMBIGUOUS_CLASSES`) says which one: `ScoreRow`, not `Row`.
 - A docstring begins with a verb or a noun, not with a question word (`OPENING`).
+- The body of a function has at most `MAX_BODY_LINES` lines; ruff limits the parameters before it (`PLR0913`).
 - The docstring of a public function names each array parameter, because a type such as `Tensor` gives neither shape nor
   dtype. An override without a docstring has its base's.
 - It also names each `float` whose own name gives neither a unit nor a quantity of the field (`QUANTITIES`).
@@ -91,6 +92,9 @@ QUANTITIES = (
 )
 """Names of the field's quantities, whose unit or range is the same everywhere; `value` has that of what is set."""
 
+MAX_BODY_LINES = 60
+"""Longest body of a function, with its docstring and without the lines of its parameters."""
+
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -141,6 +145,15 @@ def opening_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
                 yield Problem(file, line, problem)
 
 
+def length_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
+    """Yield each function whose body is too long."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+            if lines > MAX_BODY_LINES:
+                yield Problem(file, node.lineno, f"{node.name}: {lines} lines, more than {MAX_BODY_LINES}; split it")
+
+
 def parameter_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
     """Yield each array, and each number without a unit, that the docstring of a public function does not name."""
     for function, owner in _public_functions(tree):
@@ -171,7 +184,8 @@ def problems_of(tree: ast.Module, file: str) -> list[Problem]:
     Args:
         file: Path from the top of the repository; rules for the library depend on it.
     """
-    problems = [*name_problems(tree, file), *class_problems(tree, file), *opening_problems(tree, file)]
+    rules = (name_problems, class_problems, opening_problems, length_problems)
+    problems = [problem for rule in rules for problem in rule(tree, file)]
     if Path(file).parts[0] == LIBRARY:
         problems += parameter_problems(tree, file)
     return sorted(problems, key=lambda problem: problem.line)

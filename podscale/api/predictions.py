@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from podscale.prediction.predictor import Prediction
 
 
-def predict(
+def predict(  # noqa: PLR0913 (options of the public function, each with a default)
     model: str | PathLike[str] | Run,
     images: str | PathLike[str] | Iterable[str | PathLike[str]],
     *,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from podscale.bench.train_report import REFERENCE_RATES
 from podscale.config import RunConfig
@@ -19,12 +20,21 @@ CORE_TFLOPS = 0.017
 """TFLOP/s of a CPU core in training: 146 images/s of 0.227 GFLOP on two cores (benchmarks/results/imagenette.md)."""
 
 
+NeedBasis = Literal["given", "published", "estimate", "claim", "recorded"]
+
+
 @dataclass(frozen=True)
 class NeededRate:
-    """Images/s that a host or one GPU takes, and the source of the number."""
+    """Images/s that a host or one GPU takes.
+
+    Args:
+        source: Source of the number, for readers.
+        basis: Kind of the source; `given` is an option of the user.
+    """
 
     per_second: float
     source: str
+    basis: NeedBasis = "given"
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def published_need(gpus: Sequence[str]) -> NeededRate:
     chip = find_gpu_chip(gpus[0]) if gpus else None
     name = chip.name if chip is not None and chip.name in REFERENCE_RATES else DEFAULT_CHIP
     rates = REFERENCE_RATES[name]
-    return NeededRate(rates.published, f"ResNet-50 at 224 px on one {name}; {rates.source}")
+    return NeededRate(rates.published, f"ResNet-50 at 224 px on one {name}; {rates.source}", "published")
 
 
 def training_devices(config: RunConfig) -> TrainingDevices:
@@ -109,12 +119,13 @@ def estimate_need(network: str, flops: float, devices: TrainingDevices) -> Neede
     if devices.is_cpu:
         rate = devices.count * devices.tflops * 1e12 / flops
         speed = f"at {devices.tflops * 1e3:.0f} GFLOP/s each"
-        return NeededRate(rate, f"estimate for {work} {speed}; it has no GPU or TPU, and launch.hardware names none")
+        source = f"estimate for {work} {speed}; it has no GPU or TPU, and launch.hardware names none"
+        return NeededRate(rate, source, "estimate")
     reference = devices.name if devices.name in REFERENCE_RATES else DEFAULT_CHIP
     known, base = REFERENCE_RATES[reference], _gpus(reference, 1, "bf16", "")
     rate = devices.count * known.published * RESNET50_FLOPS / flops * devices.speed / base.speed
     basis = f"ResNet-50's {known.published:,.0f} images/s on one {reference} ({known.source})"
-    return NeededRate(rate, f"estimate for {work}: {basis}, scaled by FLOP, peak and memory bandwidth")
+    return NeededRate(rate, f"estimate for {work}: {basis}, scaled by FLOP, peak and memory bandwidth", "estimate")
 
 
 def claimed_need(images_per_second: float, nodes: int, hardware: str | None) -> NeededRate:
@@ -122,7 +133,7 @@ def claimed_need(images_per_second: float, nodes: int, hardware: str | None) -> 
     where = f" on {hardware}" if hardware else ""
     hosts = f"over the {format_count(nodes, 'host')} of launch.nodes"
     source = f"claim of the document, {images_per_second:,.0f} images/s{where}, {hosts}"
-    return NeededRate(images_per_second / nodes, source)
+    return NeededRate(images_per_second / nodes, source, "claim")
 
 
 def recorded_need(run: str, images_per_second: float, nodes: int, waiting: float) -> NeededRate:
@@ -135,4 +146,5 @@ def recorded_need(run: str, images_per_second: float, nodes: int, waiting: float
     """
     rate = images_per_second / nodes / max(1 - waiting, 0.01)
     where = f"{images_per_second:,.0f} images/s on {format_count(nodes, 'node')}"
-    return NeededRate(rate, f"recorded in {run}: {where}, {waiting:.0%} of the time waiting for images")
+    source = f"recorded in {run}: {where}, {waiting:.0%} of the time waiting for images"
+    return NeededRate(rate, source, "recorded")

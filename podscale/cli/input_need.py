@@ -111,7 +111,7 @@ def run_need(config: RunConfig) -> "NeededRate":
     except InputError as error:
         need = published_need(host_info.gpu_names())
         reason = f"{config.model.name} cannot be built here: {error.problem}"
-        return NeededRate(need.per_second, f"{need.source} (assumed: {reason})")
+        return NeededRate(need.per_second, f"{need.source} (assumed: {reason})", need.basis)
     return estimate_need(f"{config.model.name} at {size} px", flops, devices)
 
 

@@ -30,7 +30,7 @@ class GradientBuffer:
         shard: index of this rank's shard, whose averages it holds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (layout of the buffer; the reducer sets all of it)
         self,
         model: nn.Module,
         device: torch.device,

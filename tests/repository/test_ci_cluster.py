@@ -71,7 +71,8 @@ def test_a_cluster_that_runs_already_is_not_stopped(script: Script) -> None:
 def test_without_enough_time_nothing_starts(script: Script, minutes: float) -> None:
     status, output, calls = script.run(minutes_left=minutes)
     assert (status, calls) == (0, [])
-    assert output.startswith("cluster tests: NOT RUN: it takes 27 minutes, and ")
+    for part in ("NOT RUN", "27 minutes"):
+        assert part in output
 
 
 @pytest.mark.parametrize(("status", "reason"), [(TIMED_OUT, "too slow"), (CANNOT, "this machine")])

@@ -2,11 +2,20 @@
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from tools.prose_lint import EXEMPT_NAMES, FOLDERS, PRIVATE_WORDS, parts_of, private_word, problems_of
+from tools.prose_lint import (
+    EXEMPT_NAMES,
+    FOLDERS,
+    MAX_BODY_LINES,
+    PRIVATE_WORDS,
+    parts_of,
+    private_word,
+    problems_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,6 +82,13 @@ def test_docstrings_that_begin_with_a_question_are_found() -> None:
     source = '"""What it is."""\nclass A:\n    """How it goes."""\n    def f(self):\n        """Whether it does."""\n'
     assert [message.split('"')[1] for message in messages(source)] == ["What", "How", "Whether"]
     assert not messages('"""Whatever is left, in bytes."""\n')
+
+
+@pytest.mark.parametrize(("lines", "expected"), [(MAX_BODY_LINES, 0), (MAX_BODY_LINES + 1, 1)])
+def test_long_bodies_are_found_and_parameters_do_not_count(lines: int, expected: int) -> None:
+    function = "def f(\n    a,\n    b,\n):\n" + "    a += b\n" * lines
+    assert len(messages(function)) == expected
+    assert len(messages("class A:\n" + textwrap.indent(function, "    "))) == expected
 
 
 ARRAYS = '''

@@ -39,7 +39,7 @@ def test_every_reason_that_names_debian_has_its_package() -> None:
     reasons = {reason for text in texts for reason in DEBIAN_REASON.findall(text)}
     assert len(reasons) >= 5
     for reason in reasons:
-        assert f"`{COMMAND}` installs what 1 test of them need" in describe_skipped([reason]), reason
+        assert f"`{COMMAND}`" in describe_skipped([reason]), reason
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -76,4 +76,5 @@ def test_the_command_installs_what_is_missing_and_only_that(tmp_path: Path) -> N
     (tmp_path / "apt-get").unlink()
     done = subprocess.run([*script, "podman"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "no apt-get here: install podman" in done.stderr
+    for name in ("apt-get", "podman"):
+        assert name in done.stderr

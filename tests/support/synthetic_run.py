@@ -126,7 +126,14 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         return max(0.0, at - at % 120)
     if name.startswith("gpu_") or name.startswith("disk_") or name.endswith("_bytes"):
         return {"ratio": 0.8, "watts": 350.0, "celsius": 61.0}.get(name.rpartition("_")[2], _bytes(name))
-    growing = {
+    if (rate := _rates(at).get(name)) is not None:
+        return rate * active_seconds
+    return float(_levels(at, active_seconds)[name])
+
+
+def _rates(at: float) -> dict[str, float]:
+    """Return the values of what grows, a second of training."""
+    return {
         "train_images": 5 * BATCH,
         "train_steps": 5,
         "train_completed_steps": 5,
@@ -151,9 +158,11 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         "telemetry_connections_shed": 0.01,
         "train_epoch": 0.01,
     }
-    if name in growing:
-        return growing[name] * active_seconds
-    level = {
+
+
+def _levels(at: float, active_seconds: float) -> dict[str, float]:
+    """Return the values of the other gauges."""
+    return {
         "train_peak_flops": 312e12,
         "train_world_size": RANKS,
         "train_global_batch_size": RANKS * BATCH,
@@ -182,7 +191,6 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         "train_all_reduce_info": 1,
         "build_info": 1,
     }
-    return float(level[name])
 
 
 def _place(value: str, values: tuple[str, ...]) -> int:

@@ -72,7 +72,7 @@ def norm_relu_pool(layer: NormLayer, x: Tensor) -> tuple[Tensor, Tensor]:
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 (autograd takes each tensor as a parameter)
         ctx: Any,
         x: Tensor,
         weight: Tensor,

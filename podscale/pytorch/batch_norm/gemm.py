@@ -125,7 +125,7 @@ class _NormConvolution(torch.autograd.Function):
 
 class _SumConvolution(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 (autograd takes each tensor as a parameter)
         ctx: Any,
         x: Tensor,
         weight: Tensor,

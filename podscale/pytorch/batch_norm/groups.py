@@ -143,7 +143,7 @@ class _GhostBatchNorm(torch.autograd.Function):
     """torch's local batch norm of each part, written into one output."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 (autograd takes each tensor as a parameter)
         ctx: Any,
         x: Tensor,
         weight: Tensor,

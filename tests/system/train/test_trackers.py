@@ -100,7 +100,8 @@ def test_a_tracker_that_is_killed_does_not_affect_the_others(launch: Launch) -> 
     code, _, err = run.end()
     assert code == 0, err
     ((name, why),) = failures(run)
-    assert (name, why.startswith("it exited with code -9")) == ("tensorboard", True)
+    assert name == "tensorboard"
+    assert " -9" in why
 
 
 def test_trackers_exit_with_their_supervisor(launch: Launch) -> None:

@@ -1,5 +1,6 @@
 """Levers of the input pipeline: which apply to a set, how they are measured, and the report's arithmetic."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from podscale.config import InputSection
 from podscale.config.data import DataSection
 from podscale.data.shard_set import ShardSet
 from podscale.data.sharding.decode_indexes import index_shards
+from tests.support.golden import assert_golden
 from tests.support.loading import needs_native
 from tests.support.shard_set import Sample, encode_image, smooth_pixels
 
+TABLE = Path(__file__).with_suffix(".txt")
 QUICK = InputSettings(batch=64, seconds=0.04, rounds=2)
 
 
@@ -115,37 +118,50 @@ def report(host_images: int | None, free_memory: int, processes: int = 1) -> Lev
     return LeverReport(levers, 4500.0, host_images, free_memory, processes)
 
 
-def test_each_lever_has_its_gain_its_cores_and_its_cost() -> None:
-    text = "\n".join(report(1000, 10**9).lines())
-    assert "native on 250 of these images" in text
-    assert "| none | 1,000 | 1.00 | 4.5 |  |  |" in text
-    index = (
-        "| decode index | 1,500 | 1.50 | 3.0 | `podscale shard RUN --decode-index` | 2.0% of the bytes of the shards |"
-    )
-    assert index in text
-    assert "| coefficients in memory | 3,000 | 3.00 | 1.5 | `input.decoded_cache_bytes=200278016`, `input." in text
-    assert "decoded_cache_form=coefficients` | 191 MiB of memory for 1,000 images, 954 MiB are free |" in text
-    assert "| smaller images | 2,000 | 2.00 | 2.2 | `data.resize_short=256` | other pixels: a new run, " in text
-    assert "images of 30.0 kB in place of 100.0 |" in text
+def rows_of(found: LeverReport) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = found.values()["rows"]
+    return rows
+
+
+def test_each_lever_has_its_gain_its_cores_and_its_setting() -> None:
+    found = report(1000, 10**9)
+    rows = rows_of(found)
+    assert [row["times"] for row in rows] == [1.0, 1.5, 3.0, 2.0]
+    assert [row["cores_needed"] for row in rows] == [4.5, 3.0, 1.5, 2.25]
+    cache = "`input.decoded_cache_bytes=200278016`, `input.decoded_cache_form=coefficients`"
+    settings = ["", "`podscale shard RUN --decode-index`", cache, "`data.resize_short=256`"]
+    assert [row["set"] for row in rows] == settings
+    assert rows[2]["fraction_that_fits"] == 1
+
+
+def test_the_table_of_levers() -> None:
+    """Its last lines are those of a cache that is too large, and of a lever that failed."""
+    failed = LeverRow(Variant("decode index", NO_SPLIT), (), 0.0, reason="out of memory")
+    large = lever("decoded images in memory", 4000.0, 2e6, cache="pixels")
+    found = report(1000, 10**9)
+    levers = replace(found.levers, changes=(*found.levers.changes, large, failed))
+    assert_golden(TABLE, "\n".join([*replace(found, levers=levers).lines(), ""]))
 
 
 def test_a_cache_that_is_too_large_has_the_rate_of_the_part_that_fits() -> None:
     found = report(1000, 125 * 10**6, processes=2)  # 100 MB of the 200 MB
-    text = "\n".join(found.lines())
-    assert "80% of that keep 50% of the images, which gives 1,500 |" in text
-    assert "`input.decoded_cache_bytes=50331648`" in text, "bytes of each of two processes, in whole MiB"
-    assert found.values()["rows"][2]["fraction_that_fits"] == pytest.approx(0.5)
+    row = rows_of(found)[2]
+    assert row["fraction_that_fits"] == pytest.approx(0.5)
+    assert "=50331648`" in row["set"], "bytes of each of two processes, in whole MiB"
+    assert " 1,500 |" in "\n".join(found.lines())
 
 
 def test_a_set_of_unknown_size_has_bytes_for_each_image() -> None:
-    text = "\n".join(report(None, 10**9).lines())
-    assert "| `input.decoded_cache_bytes`, `input.decoded_cache_form=coefficients` | 195 KiB of memory for each" in text
+    found = report(None, 10**9)
+    row = rows_of(found)[2]
+    assert (row["bytes_per_image"], row["fraction_that_fits"]) == (200e3, 1)
+    assert row["set"].startswith("`input.decoded_cache_bytes`, ")
+    assert "195 KiB" in "\n".join(found.lines())
 
 
 def test_a_lever_that_failed_has_its_reason() -> None:
     failed = LeverRow(Variant("decode index", NO_SPLIT), (), 0.0, reason="out of memory")
     levers = MeasuredLevers("native", 250, False, lever("", 1000.0, 1e5), (failed,))
-    found = LeverReport(levers, 4500.0, 10, 0)
-    assert "decode index: not measured: out of memory" in found.lines()
-    assert found.values()["rows"][1]["reason"] == "out of memory"
-    assert "times" not in found.values()["rows"][1]
+    row = rows_of(LeverReport(levers, 4500.0, 10, 0))[1]
+    assert (row["change"], row["reason"]) == ("decode index", failed.reason)
+    assert "times" not in row

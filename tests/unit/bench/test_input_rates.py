@@ -1,16 +1,12 @@
-"""Rates of the input pipeline: rounds in turns, the batches of a training, and the report's arithmetic."""
+"""Rates of the input pipeline: rounds in turns, the batches of a training."""
 
-import json
-from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 
 from podscale.bench import input_rates
-from podscale.bench.input_need import NeededRate
 from podscale.bench.input_rates import InputRow, InputSettings, Rate, loader_config, measure_loaders, measure_rounds
-from podscale.bench.input_report import InputReport, RunInput, describe
 from podscale.config import InputSection, RunConfig, load
 from podscale.data.loaders.base import Batch
 from podscale.data.shard_set import ShardSet
@@ -124,69 +120,6 @@ def test_a_loader_that_fails_has_the_reason_and_alone_it_is_the_error(make_shard
         measure_loaders(base, split, rows[1:], SMALL)
     with refused("48", field="--batch", got=49):
         measure_loaders(base, split, rows, InputSettings(49, 1.0))
-
-
-def report(need: float, device: str, rows: Sequence[InputRow], run: RunInput | None = None) -> InputReport:
-    conditions = {
-        "command": "podscale bench input", "date": "2026-11-28", "cores": 16, "cpu": "a CPU", "gpus": ["NVIDIA H100"],
-        "load_average": 0.1, "versions": {"numpy": "2"}, "images": 500, "kilobytes": 110.0, "megapixels": 0.2,
-        "image_size": 224, "interpolation": "bilinear", "batch": 256, "seconds": 1.0, "rounds": 3, "device": device,
-        "decode_index_hint": "", "origin": "of a source",
-    }  # fmt: skip
-    return InputReport(conditions, NeededRate(need, "a reason"), rows, run)
-
-
-def test_the_report_compares_rates_with_the_need() -> None:
-    rates = [Rate(1000.0, 12000.0), Rate(1400.0, 14000.0), Rate(1200.0, 10000.0)]
-    native = InputRow("native", 16, tuple(rates), refused=3)
-    slow = InputRow("native", 1, (Rate(1300.0, 1250.0),))
-    found = report(7200.0, "cuda:0", [native, slow, InputRow("dali", None, reason="not | installed")])
-    text = "\n".join(found.lines())
-    assert "| native | 16 | 12,000 | 10,000 to 14,000 | 1,200 | 10.0 | 6.0 |" in text
-    assert "| native | 1 | 1,250 | 1,250 to 1,250 | 1,300 | 1.0 | 5.5 |" in text
-    assert "Needed: 7,200 images/s: a reason." in text
-    assert "- native, 16 workers: 12,000 images/s in all, 1,200 per core: headroom 1.67 times." in text
-    assert "The need takes 6.0 of the 16 cores." in text
-    assert "native, 1 worker: 1,250" not in text, "only the fastest row of a loader is compared"
-    assert "The cores are enough." in text
-    assert "refused 3 images" in text
-    assert "| dali | not / installed |" in text
-    assert "cuda:0" in text
-    values = json.loads(json.dumps(found.values()))
-    assert values["rows"][0]["cores_needed"] == pytest.approx(6.0)
-    assert values["rows"][0]["rates"][1] == {"per_cpu_second": 1400.0, "per_second": 14000.0}
-    assert values["rows"][0]["headroom"] == pytest.approx(12000 / 7200)
-    assert values["rows"][1]["missing_images_per_second"] == pytest.approx(7200 - 1250)
-    assert values["rows"][2]["reason"] == "not | installed"
-    assert values["needed_rate"] == {"per_second": 7200.0, "source": "a reason"}
-
-
-def test_the_report_says_what_a_starved_run_lacks() -> None:
-    native = InputRow("native", 16, (Rate(1000.0, 15000.0),))
-    reference = InputRow("reference", 16, (Rate(300.0, 4500.0),))
-    text = "\n".join(report(20000.0, "cpu", [native, reference], RunInput("native", 1, 4)).lines())
-    assert "- native, 16 workers (the loader of this run): 15,000 images/s in all, 1,000 per core: 0.75 times" in text
-    assert "the host is short of 5,000 images/s. The need takes 20.0 cores like these, and the host has 16." in text
-    assert "- reference, 16 workers: 4,500" in text
-    assert "input.workers=1, 4 threads on this host: about 4,000 images/s. input.workers=4 uses all cores." in text
-    assert "More cores: 20.0 like these give the need with the loader native, without another change." in text
-    enough = "\n".join(report(20000.0, "cpu", [native, reference], RunInput("native", 4, 4)).lines())
-    assert "input.workers" not in enough
-    no_extension = [InputRow("native", None, reason="not installed"), reference]
-    text = "\n".join(report(20000.0, "cpu", no_extension).lines())
-    assert "The native extension: it is not usable here. `podscale doctor` prints the remedy." in text
-
-
-def test_the_conditions_describe_the_images(make_shard_set: object, tmp_path: Path) -> None:
-    samples = [Sample(encode_image(smooth_pixels(i, 40, 50)), i % 4) for i in range(8)]
-    directory = make_shard_set({"train": samples, "validation": samples})  # type: ignore[operator]
-    split = ShardSet.open(directory).split("train")
-    found = describe("a command", split, InputSection(), SMALL, [], 0.5)
-    assert found["images"] == 8
-    assert found["kilobytes"] == pytest.approx(sum(len(sample.image) for sample in samples) / 8000)
-    assert found["megapixels"] == pytest.approx(0.002)
-    assert found["versions"]["numpy"] == np.__version__
-    assert found["batch"] == 8
 
 
 def test_all_loaders_are_values_of_the_option() -> None:

@@ -135,7 +135,7 @@ def test_the_report_has_the_kernels_of_a_profiled_row() -> None:
     }
     key = {"images": "synthetic", "options": {"train.precision": "bf16"}}
     lines = format_report("podscale bench train", [SweepRow("bf16", key, found)])
-    assert "Kernels take 4.0 ms of a step's 10.0 ms." in lines
+    assert any("4.0 ms" in line and "10.0 ms" in line for line in lines)
     assert "| convolutions and matrix products | 28 | 4.00 | 100.0% | 4.80 | 1,200 | 25% |" in lines
     assert any(line.endswith("…` | 3 | 2.00 | 50.0% | 4.80 | 2,400 | 50% |") for line in lines)
     assert sum(line.startswith("| `nvjet_") for line in lines) == LONGEST_KERNELS

@@ -125,7 +125,8 @@ def test_a_recipe_is_shown_and_written(capsys):
     assert_error(code, capsys.readouterr().err, "train.recipe", "mlperf-lars", "sgd")
     assert main(["config", "jia2018-64k", "--set", "train.global_batch=40960"]) == 0
     streams = capsys.readouterr()
-    assert streams.err.startswith("recipe mlperf-lars for batch 40,960: between 35,840 (NVIDIA, v2.0) and 55,296")
+    for part in ("mlperf-lars", "40,960", "35,840 (NVIDIA, v2.0)", "55,296"):
+        assert part in streams.err
     assert yaml.safe_load(streams.out)["train"]["recipe_origin"] in streams.err
 
 
@@ -149,11 +150,11 @@ def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, mo
         assert part in printed
     assert list(tmp_path.iterdir()) == []
     assert main(["run", "--dry-run", "--set", "train.phases=[{start: 3, global_batch: 128}]"]) == 0
-    assert "batches of 64, then 128 from epoch 3" in capsys.readouterr().out
+    assert re.search("^training .* 64, .* 128 .* epoch 3", capsys.readouterr().out, re.MULTILINE)
     assert main(["run", "--dry-run", "--set", "train.start_from=a.pt"]) == 0
     printed = capsys.readouterr().out
-    assert "start       weights of a.pt\n" in printed
-    assert "train.start_from.weights: there is no such file (got 'a.pt')" in printed
+    assert re.search(r"^start .* a\.pt$", printed, re.MULTILINE)
+    assert re.search(r"train\.start_from\.weights: .*\(got 'a\.pt'\)", printed)
     assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
     (problem,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  - ")]
     assert "data.source" in problem

@@ -59,7 +59,6 @@ def test_the_native_decoder_and_the_cost_of_its_absence(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_native", None)
     check = by_subject(doctor.check_machine(tmp_path))["native decoder"]
     assert check.verdict == "note"
-    assert "with the same pixels" in check.found
     assert "cargo" in check.advice
 
 
@@ -118,7 +117,8 @@ def test_jax_devices_are_reported(monkeypatch, tmp_path):
     versions |= {"jax": "1.0", "libtpu": "2.0"}
     checks = by_subject(doctor.check_machine(tmp_path))
     assert checks["JAX"].verdict == "missing"
-    assert "libtpu 2.0: it finds only cpu" in checks["JAX"].found
+    for name in ("libtpu 2.0", "cpu"):
+        assert name in checks["JAX"].found
     monkeypatch.setattr(host_info, "tpu_chips", list)
     checks = by_subject(doctor.check_machine(tmp_path))
     assert (checks["TPUs"].verdict, checks["JAX"].verdict) == ("note", "ok")

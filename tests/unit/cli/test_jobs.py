@@ -277,9 +277,12 @@ def test_status_reports_job_and_pods(cluster: FakeCluster, capsys: pytest.Captur
     cluster.put("pods", unschedulable(1, "0/1 nodes are available"))
     assert main(["status", "r1"]) == 0
     output = capsys.readouterr().out
-    assert "PyTorchJob r1" in output
-    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: unschedulable: 0/1 nodes are available" in output
-    assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in output
+    (line, *pods) = output.splitlines()
+    for part in ("PyTorchJob r1", "restarting", "1 of 2 pods", "1 restart", "r1-worker-1", "0/1 nodes are available"):
+        assert part in line
+    (lost,) = (pod for pod in pods if "r1-worker-0" in pod)
+    for part in ("node-1", "1 restart", "77", "rank 1 is lost"):
+        assert part in lost
 
 
 def test_status_as_json_has_what_a_program_needs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,8 @@ def test_the_extra_is_named_if_it_is_missing(
         return None if name == "uvicorn" else PathFinder.find_spec(name)
 
     monkeypatch.setattr(command, "find_spec", find)
-    assert main(["serve", str(model)]) == 2
-    assert "serve: needs uvicorn, not installed here. Run `pip install 'podscale[serve]'`" in capsys.readouterr().err
+    code = main(["serve", str(model)])
+    assert_error(code, capsys.readouterr().err, "uvicorn", "`pip install 'podscale[serve]'`", field="serve")
 
 
 class ClosableHandler(logging.NullHandler):

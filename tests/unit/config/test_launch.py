@@ -55,7 +55,7 @@ def test_the_archive_of_a_page_is_the_one_variable_of_podscale_that_a_document_s
 def test_a_volume_has_exactly_one_kind() -> None:
     with refused("claim, bucket, secret, config_map, empty_gib, nfs", "none"):
         cluster("volumes=[{path: /x}]")
-    with refused("claim and bucket", field="launch.cluster.volumes.0.path", got="/x"):
+    with refused("claim", "bucket", field="launch.cluster.volumes.0.path", got="/x"):
         cluster("volumes=[{path: /x, claim: a, bucket: b}]")
 
 

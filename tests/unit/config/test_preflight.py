@@ -199,7 +199,7 @@ def test_a_data_set_too_small_for_the_run_is_a_problem(tmp_path):
     assert [int(number) for number in re.findall(r"\d+", str(error))] == [4, 60, 3, 4, 3]
     pods = document(tmp_path, "launch.processes=4", "launch.nodes=2", "train.global_batch=8")
     (error,) = host.host_problems(pods, {"train": 60, "validation": 6}, in_pod=True)
-    assert error.hint.startswith("Lower it to 3 or less"), "processes of each of two nodes"
+    assert re.findall(r"\d+", error.hint)[:1] == ["3"], "processes of each of two nodes"
 
 
 def test_shared_memory(tmp_path, monkeypatch):
@@ -263,7 +263,8 @@ def test_packages_of_the_export_stage_are_needed_before_the_training(tmp_path, m
     assert "podscale[torch,export]" in error.hint
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
     error = only(document(tmp_path, "export.formats=[torchscript, onnx-int8]"))
-    assert error.hint.startswith("podscale-gpu should contain it")
+    assert "podscale-gpu" in error.hint
+    assert "pip" not in error.hint
     assert find_problems(document(tmp_path, "export.formats=[torchscript]"), "here") == []
 
 
@@ -358,6 +359,10 @@ def test_a_process_of_jax_may_drive_several_devices(monkeypatch, tmp_path, chang
         loads("", overrides=["train.engine=jax", "train.global_batch=128", "launch.processes=3"])
 
 
+def images_in(hint):
+    return re.findall("podscale-[a-z-]+", hint)
+
+
 def test_jax_needs_libtpu_on_a_machine_with_tpus(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax")
     there = {"jax"}
@@ -369,9 +374,9 @@ def test_jax_needs_libtpu_on_a_machine_with_tpus(monkeypatch, tmp_path):
     assert find_problems(config, "here") == []
     there.remove("libtpu")
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
-    assert only(config).hint.startswith("podscale-tpu should contain it")
+    assert images_in(only(config).hint) == ["podscale-tpu"]
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
-    assert only(config).hint == "This is podscale-base, choose podscale-tpu"
+    assert images_in(only(config).hint) == ["podscale-base", "podscale-tpu"]
     there.clear()
     error = only(config)
     assert error.field == "train.engine"
@@ -425,7 +430,7 @@ def test_jax_needs_its_plugin_on_a_machine_with_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
     assert "CUDA" in only(config).problem
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
-    assert only(config).hint == "This is podscale-tpu, choose podscale-gpu-jax"
+    assert images_in(only(config).hint) == ["podscale-tpu", "podscale-gpu-jax"]
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert find_problems(config, "here") == []
     monkeypatch.delenv("JAX_PLATFORMS")

@@ -62,7 +62,7 @@ def test_damage_is_named(digits: Path, tmp_path: Path) -> None:
 
 
 def test_an_incomplete_set_is_refused(digits: Path, tmp_path: Path) -> None:
-    with refused("Run `podscale shard`", field=tmp_path):
+    with refused("`podscale shard`", field=tmp_path):
         inspect_shard_set(tmp_path)
 
 

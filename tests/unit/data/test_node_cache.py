@@ -135,7 +135,7 @@ def test_permanent_failures_are_not_retried(store, make_shard_set, tmp_path) -> 
     store.faults = {}
     shard = next((directory / "train").glob("*.tar"))
     shard.unlink()
-    with refused("Run `podscale shard`", field=f"{store.url}/shards/train/{shard.name}"):
+    with refused("`podscale shard`", field=f"{store.url}/shards/train/{shard.name}"):
         cache.open(f"{store.url}/shards").split("train").read(0)
     with refused(field="nosuch://bucket/set"):
         cache.open("nosuch://bucket/set")

@@ -232,11 +232,11 @@ def test_deal_makes_disjoint_groups_of_shards(number: int, each: int, data: st.D
 def test_blocked_refuses_what_it_cannot_do() -> None:
     with refused("2 shards", field="input.groups", got=4):
         build_sampler(blocked(32, 4), shards_of(50, 50))
-    with refused("has 20 images and the largest 40", field="input.groups", got=4):
+    with refused("20 images", " 40", field="input.groups", got=4):
         build_sampler(blocked(32, 4), shards_of(20, 20, 20, 20, 20))
-    with refused("3 hosts", "Choose 3 or 6.", field="input.groups", got=4):
+    with refused("3 hosts", "3 or 6", field="input.groups", got=4):
         build_sampler(blocked(48, 4, nodes=3), shards_of(*SIZES))
-    with refused("multiple of 3 up to 8", "train.global_batch 32", field="input.groups", got=4):
+    with refused(" 3 ", " 8", "train.global_batch 32", field="input.groups", got=4):
         build_sampler(blocked(32, 4, nodes=3), shards_of(*SIZES))
     order = build_sampler(blocked(32, 4, nodes=2), shards_of(*SIZES))
     assert [order.host_of(rank, 6) for rank in range(6)] == [0, 0, 0, 1, 1, 1]

@@ -31,7 +31,7 @@ def test_a_reported_hang_is_a_failure_on_the_peers_only() -> None:
     reporter, peer = start(0), start(1)
     reporter.report_hang()
     until(lambda: 1 in failures)
-    assert failures[1] == "rank 0 reported a hang"
+    assert failures[1].startswith("rank 0 ")
     first = beat()
     until(lambda: beat() > first + 20)
     assert 0 not in failures

@@ -114,11 +114,11 @@ def test_missing_pods_are_counted(nodes: int, others: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         message = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port, nodes))
-    assert message == f"waiting for {others} of this job; the first pod answers at 127.0.0.1:{port}"
-    assert (
-        rendezvous.describe_missing_pods(pod_of("0.invalid", nodes=nodes, node_rank=0))
-        == f"waiting for {others} of this job"
-    )
+    assert others in message
+    assert message.endswith(f" 127.0.0.1:{port}")
+    first = rendezvous.describe_missing_pods(pod_of("0.invalid", nodes=nodes, node_rank=0))
+    assert others in first
+    assert "127.0.0.1" not in first
 
 
 def test_progress_is_logged_until_all_pods_have_joined() -> None:

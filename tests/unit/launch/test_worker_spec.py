@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from podscale.config import load
-from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.worker_env import RankEnv, WorkerEnv
 from podscale.launch.environment_file import describe_environment
@@ -137,37 +136,11 @@ def test_the_fork_launcher_starts_several_pods_of_jax() -> None:
     assert {"--nodes=8", "--node-rank=6", "--slices=2", "--address=m", "--port=1"} <= set(command)
 
 
-def test_a_rank_reads_what_the_launcher_writes() -> None:
+def test_a_rank_environment_of_a_pod() -> None:
     rank_env = build_rank_env(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
     assert rank_env == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2, node=6)
-    assert rank_env.variables()["GROUP_RANK"] == "6"
-    for written in (rank_env, build_rank_env(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711), RankEnv()):
-        assert RankEnv.read(written.variables()) == written
-    assert RankEnv.read({}) == RankEnv.read(environment(worker_spec("train.engine=jax"))) == RankEnv()
-
-
-def test_a_worker_reads_what_the_supervisor_writes() -> None:
-    spec, rank_env = worker_spec("launch.processes=2", "run.id=r1"), RankEnv(1, 2, 1, 2, "127.0.0.1", 4711)
-    without_fence = replace(worker_env(spec), fence_number=None, lease_wait_seconds=61.5)
-    for written in (worker_env(spec), without_fence, WorkerEnv(spec.config, "evaluate", "s", Path("/r"))):
-        variables = {**written.variables(), **rank_env.variables()}
-        assert WorkerEnv.read(variables) == replace(written, rank_env=rank_env)
-
-
-def test_a_rank_of_torchrun_has_no_store_of_ours() -> None:
-    variables = {**RankEnv(1, 2, 0, 1).variables(), "MASTER_ADDR": "m", "MASTER_PORT": "1"}
-    rank_env = RankEnv.read(variables)
-    assert (rank_env.rank, rank_env.store_address) == (1, "")
-    with refused(field="PODSCALE_STORE"):
-        RankGroup.join(rank_env, 1.0)
-
-
-@pytest.mark.parametrize("left_out", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PODSCALE_STORE", "PODSCALE_SLICE"])
-def test_an_incomplete_rank_environment_is_refused(left_out: str) -> None:
-    variables = build_rank_env(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1).variables()
-    del variables[left_out]
-    with refused(left_out):
-        RankEnv.read(variables)
+    assert build_rank_env(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711) == RankEnv(0, 2, 0, 2, "127.0.0.1", 4711)
+    assert RankEnv.read(environment(worker_spec("train.engine=jax"))) == RankEnv()
 
 
 def test_the_contract_of_a_rank() -> None:

@@ -123,7 +123,8 @@ def test_the_heat_map_has_a_cell_a_pair() -> None:
 def test_a_thousand_classes_are_one_path() -> None:
     drawn = ranked_count_chart("t", list(range(1, 1001)), "split train")
     assert len(drawn) < 40_000
-    assert "largest 1\u202f000, median 500, smallest 1" in drawn
+    for part in ("largest 1\u202f000", "median 500", "smallest 1"):
+        assert part in drawn
 
 
 @pytest.mark.parametrize(

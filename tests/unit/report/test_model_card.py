@@ -1,6 +1,7 @@
 """The model card: figures, limits and how to load, with class names that try to break out of Markdown."""
 
 import json
+import re
 from pathlib import Path
 
 import yaml
@@ -15,14 +16,13 @@ def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, run: Path
     card = write_model_card(run, digits_run.shard_set).read_text()
     found = read_evaluation(run / "evaluation.json")
     assert f"| top-1 accuracy | {100 * found.scores.top1:.2f}\u202f%" in card
-    assert f"sha256 of model.safetensors: `{found.identity.model_sha256}`" in card
+    assert f"`{found.identity.model_sha256}`" in card
     assert "1437 train, 360 validation" in card
-    assert "| top-1 claimed by the published run | 97.00\u202f% |" in card
-    assert "| training time claimed | 2 min 00 s |" in card
-    assert "| claimed on | one laptop core, this test |" in card
-    for title in ("Scores", "Limits", "Data", "Recipe", "Use"):
-        assert f"## {title}\n" in card
-    assert "Licence of the data: not stated" in card
+    for claimed in ("97.00\u202f%", "2 min 00 s", "one laptop core, this test"):
+        assert f"claimed | {claimed} |" in re.sub(r"\| [a-z0-9 -]*claimed[a-z ]*\|", "claimed |", card)
+    sections = dict(part.split("\n", 1) for part in card.split("## ")[1:])
+    assert list(sections) == ["Scores", "Limits", "Data", "Recipe", "Use"]
+    assert "Licence" in sections["Data"]
     weakest = min(found.per_class, key=lambda entry: entry.accuracy or 0)
     assert "bilinear" in card
     assert f"Weakest classes: {weakest.name} (" in card
@@ -41,7 +41,9 @@ def test_its_loading_example_works(digits_run: DigitsRun, run: Path) -> None:
 def test_a_model_that_was_not_evaluated_says_so(run: Path) -> None:
     (run / "evaluation.json").unlink()
     card = write_model_card(run, None).read_text()
-    assert "Not evaluated: evaluation.json does not exist" in card
+    scores = card.partition("## Scores")[2].partition("\n## ")[0]
+    assert "evaluation.json" in scores
+    assert "|" not in scores, "no table"
 
 
 def test_class_names_cannot_break_the_markdown(tmp_path: Path) -> None:

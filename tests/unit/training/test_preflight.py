@@ -57,6 +57,11 @@ def problem(config: RunConfig) -> InputError:
     return error
 
 
+def options_in(hint: str) -> list[str]:
+    """Return the options of a text, without values."""
+    return re.findall(r"\b(?:train|input|model)\.[a-z0-9_.]+[a-z_]", hint)
+
+
 def test_what_fits_is_not_refused(free: SetFree) -> None:
     free(19.1)
     assert list(training_memory_problems(folder("train.global_batch=128"))) == []
@@ -70,9 +75,9 @@ def test_the_proposed_settings_are_computed_and_fit(free: SetFree) -> None:
     config = folder()
     error = problem(config)
     assert (error.field, error.got) == ("train.global_batch", 256)
-    assert error.problem == "a step needs about 21.7 GiB of memory, 19.1 GiB are free"
-    assert "train.accumulation=2 (10.9 GiB)" in error.hint
-    assert "model.name=resnet18 and input.image_size=128" in error.hint
+    assert re.findall(r"[0-9.]+ GiB", error.problem) == ["21.7 GiB", "19.1 GiB"]
+    for setting in ("train.accumulation=2 (10.9 GiB)", "model.name=resnet18", "input.image_size=128"):
+        assert setting in error.hint
     assert f"{env.IGNORE_MEMORY}=1" in error.hint
     for changes in (["train.accumulation=2"], ["model.name=resnet18", "input.image_size=128"]):
         changed = folder(*changes)
@@ -108,7 +113,7 @@ def test_the_batch_of_a_phase_is_named_if_it_needs_most(free: SetFree) -> None:
     own = own.model_copy(update={"train": own.train.model_copy(update={"accumulation": 2})})
     assert "train.accumulation" not in problem(own).hint, "it does not change that pass"
     free(0.2)
-    assert problem(grown).hint.startswith("Lower train.phases.0.global_batch or input.image_size.")
+    assert options_in(problem(grown).hint) == ["train.phases.0.global_batch", "input.image_size"]
 
 
 def test_no_pass_gets_too_few_images_for_batch_norm(free: SetFree) -> None:
@@ -117,7 +122,7 @@ def test_no_pass_gets_too_few_images_for_batch_norm(free: SetFree) -> None:
     assert "train.accumulation" not in error.hint  # 32 passes of MIN_PASS_IMAGES images take too much yet
     assert node_memory(folder(f"train.accumulation={256 // MIN_PASS_IMAGES}"), 1000) + EXTRA_BYTES > 2 * GIB
     free(0.2)
-    assert problem(folder()).hint.startswith("Lower train.global_batch or input.image_size.")
+    assert options_in(problem(folder()).hint) == ["train.global_batch", "input.image_size"]
 
 
 def test_a_gpu_jax_and_the_user_are_not_asked(free: SetFree, monkeypatch: pytest.MonkeyPatch) -> None:

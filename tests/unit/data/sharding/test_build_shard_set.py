@@ -153,7 +153,7 @@ def test_a_changed_source_is_noticed(folder: Path, tmp_path: Path) -> None:
     build(folder, tmp_path / "set")
     before = tree(tmp_path / "set")
     (folder / "train" / "cat" / "new.jpg").write_bytes(picture(99))
-    with refused("1 added (such as train/cat/new.jpg", field="data.source", got=str(folder)):
+    with refused("1 added", "train/cat/new.jpg", field="data.source", got=str(folder)):
         build(folder, tmp_path / "set")
     assert tree(tmp_path / "set") == before
 
@@ -208,7 +208,7 @@ def test_unusable_images_are_quarantined(folder: Path, tmp_path: Path) -> None:
 
 def test_policy_fail_names_the_image_and_leaves_no_set(folder: Path, tmp_path: Path) -> None:
     (folder / "train" / "cat" / "bad.jpg").write_bytes(picture(1)[:-300])
-    with refused("train/cat/bad.jpg: corrupt", "data.policy", field="data.source", got=str(folder)):
+    with refused("train/cat/bad.jpg", "corrupt", "data.policy", field="data.source", got=str(folder)):
         build(folder, tmp_path / "set", policy="fail")
     assert not (tmp_path / "set" / MANIFEST_FILE).exists()
     assert not list((tmp_path / "set").rglob("*.tmp"))
@@ -350,7 +350,7 @@ def test_an_image_that_changes_while_packing_stops_it(folder: Path, tmp_path: Pa
         path.write_bytes(path.read_bytes() + b"more")
     for name in ("train", "records/train"):
         (tmp_path / "set" / name).mkdir(parents=True)
-    with refused(".jpg: changed during", field="data.source", got=str(folder)):
+    with refused(".jpg: changed", field="data.source", got=str(folder)):
         Packer(tmp_path / "set", data, ImageRules.from_section(data)).pack(
             plan, source, PackTask("train", 0), lambda progress: None
         )

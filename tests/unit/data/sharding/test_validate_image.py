@@ -154,7 +154,7 @@ def test_decompression_bombs_are_refused_by_their_header() -> None:
 def test_caps_and_empty_sides() -> None:
     assert reason(encoded(), max_pixels=90 * 60 - 1) == "too_many_pixels"
     assert reason(encoded(), max_bytes=100) == "too_many_bytes"
-    with pytest.raises(InvalidImage, match="70000x1, at most 65535 pixels a side"):
+    with pytest.raises(InvalidImage, match=r"70000x1.*65535"):
         check_pixels(1, 70_000, max_pixels=100_000)
     data = bytearray(encoded())
     struct.pack_into(">H", data, data.index(b"\xff\xc0") + 5, 0)

@@ -95,7 +95,7 @@ class TestImageFolder:
         (tmp_path / "set" / "dog").symlink_to(tmp_path / "elsewhere")
         assert listed(tmp_path / "set") == {"cat/1.jpg": ("cat", ""), "dog/1.jpg": ("dog", "")}
         (tmp_path / "set" / "dog" / "up").symlink_to(tmp_path / "set")
-        with refused("dog/up: symbolic link to", field="data.source", got=str(tmp_path / "set")):
+        with refused("dog/up", field="data.source", got=str(tmp_path / "set")):
             listed(tmp_path / "set")
 
     def test_an_unreadable_image_is_listed_and_fails_alone(self, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ class TestImageFolder:
         with refused("1.jpg: ", "<class>/<image>", field="data.source", got=str(tmp_path)):
             listed(tmp_path)
         write(tmp_path / "b", *TREE, "other/cat/1.jpg")
-        with refused("other/cat/1.jpg: ", "train/ nor val/", field="data.source"):
+        with refused("other/cat/1.jpg: ", "train/", "val/", field="data.source"):
             listed(tmp_path / "b")
 
     def test_a_url(self) -> None:
@@ -143,7 +143,7 @@ class TestImageFolder:
 
     def test_a_single_file_of_another_format_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "images.zip")
-        with refused(".tar, .csv nor .jsonl", field="data.source", got=str(tmp_path / "images.zip")):
+        with refused(".tar", ".csv", ".jsonl", field="data.source", got=str(tmp_path / "images.zip")):
             listed(tmp_path / "images.zip")
 
 

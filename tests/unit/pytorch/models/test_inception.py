@@ -138,5 +138,5 @@ def test_options_that_do_not_fit_the_inceptions_are_refused() -> None:
         config("model.name=inception_resnet_v2", "input.image_size=74")
     with refused("inception_v3", field="model.blurpool"):
         config("model.name=inception_v3", "input.image_size=299", "model.blurpool=true")
-    with refused("Set model.name=resnet50", field="model.name"):
+    with refused("model.name=resnet50", field="model.name"):
         config("model.name=inception_v3", "input.image_size=299", "train.engine=jax")
