@@ -18,6 +18,7 @@ import yaml
 
 from pipelines import presets
 from podscale.study import StudyDocument, read_study
+from podscale.study.document import START_OPTION
 from tools.markdown_links import heading_slug
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,16 +181,20 @@ def _criterion_text(criterion: Mapping[str, Any]) -> str:
 
 
 def study_scale(study: StudyDocument) -> str:
-    """Return network, image size, data, batch, epochs, steps and seeds of a study's trainings, in words."""
+    """Return network, image size, data, batch, epochs, steps and seeds of a study's trainings, in words.
+
+    Steps are left out for a study with a pretraining, whose file of trainings has those of the pretraining too.
+    """
     points = [dict(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())]
-    runs = [study.config({**variant.set, **point}) for variant in study.variants for point in points]
+    starts = {one.name: {START_OPTION: one.start_from} if one.start_from else {} for one in study.variants}
+    runs = [study.config({**one.set, **point, **starts[one.name]}) for one in study.variants for point in points]
 
     def several(values: Iterable[float]) -> str:
         return " and ".join(", ".join(f"{value:,g}" for value in sorted(set(values))).rsplit(", ", 1))
 
     with (STUDY_RESULTS / f"{study.name}.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if int(row["seed"]) in study.seeds and row["ended"] == "done"]
-    steps = sorted({int(row["updates"]) for row in rows})
+    steps = [] if study.pretraining else sorted({int(row["updates"]) for row in rows})
     networks = dict.fromkeys(f"{NETWORKS[run.model.name]} of width {run.model.width}" for run in runs)
     parts = [
         f"{', '.join(networks)} at {several(run.input.image_size for run in runs)} px on {DATA[runs[0].data.source]}",
