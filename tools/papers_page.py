@@ -39,6 +39,7 @@ DATA = Path(__file__).with_name("papers.yaml")
 LABELS = {
     "Claim": "what was published",
     "Paper": "read in the paper, or in the part of it that is named",
+    "Paper (not read)": "for reference: the paper, or its part that has the claim, was not read",
     "Other paper": "read in another paper than the one of the claim",
     "Authors' code": "read in code or files that the authors published, at a commit if one is named",
     "Code and result logs": "read in code and result logs of the authors' organisation",
@@ -88,7 +89,7 @@ class Preset(NamedTuple):
     paragraphs: tuple[tuple[str, str], ...]
 
 
-_PARAGRAPH = re.compile(r"([A-Z][\w' ]{2,24}): ")
+_PARAGRAPH = re.compile(r"([A-Z][\w' ()]{2,24}): ")
 
 
 @cache
