@@ -87,12 +87,10 @@ def input_rates(
     as_json: Json = False,
 ) -> None:
     """Measure the input pipeline: images/s that this host delivers, and the need, headroom and remedies of a run."""
-    from podscale.bench.input_rates import InputSettings, measure_loaders
-    from podscale.bench.input_report import InputReport, describe
+    from podscale.bench.input_rates import InputSettings
     from podscale.cli.input_images import find_images
 
     run = _load_run(document, changes, source, shard_set, image_size)
-    gpus = host_info.gpu_names()
     target = device or ("cuda:0" if host_info.visible_gpus() else "cpu")
     rows = _input_rows(loaders, workers, target)
     if out is not None:
@@ -101,12 +99,7 @@ def input_rates(
     with tempfile.TemporaryDirectory(prefix="podscale-bench-") as folder:
         found = find_images(run, source, shard_set, Path(folder), images)
         settings = InputSettings(batch or min(256, len(found.split)), seconds, rounds, target)
-        command = command_without_folders("podscale bench input")
-        conditions = describe(command, found.split, run.input, settings, gpus, load) | {"origin": found.origin}
-        measured = measure_loaders(
-            run.input, found.split, rows, settings, deliver=_delivery(target), on_rate=_print_rate
-        )
-        report = InputReport(conditions, needed, measured)
+        report = _measure(run, found, rows, settings, needed, load)
         if document is not None:
             report = replace(report, run=_run_input(run, target))
         if levers:
@@ -145,6 +138,26 @@ def _need(run: "RunConfig", need: float | None, *, has_document: bool) -> "Neede
         return published_need(host_info.gpu_names())
     with user_code(run):
         return run_need(run)
+
+
+def _measure(
+    run: "RunConfig",
+    found: "InputImages",
+    rows: "list[InputRow]",
+    settings: "InputSettings",
+    needed: "NeededRate",
+    load: float,
+) -> "InputReport":
+    """Measure the loaders of `rows`. The report says under which conditions, with the `load` before the start."""
+    from podscale.bench.input_rates import measure_loaders
+    from podscale.bench.input_report import InputReport, describe
+
+    command = command_without_folders("podscale bench input")
+    conditions = describe(command, found.split, run.input, settings, host_info.gpu_names(), load)
+    measured = measure_loaders(
+        run.input, found.split, rows, settings, deliver=_delivery(settings.device), on_rate=_print_rate
+    )
+    return InputReport(conditions | {"origin": found.origin}, needed, measured)
 
 
 def _run_input(run: "RunConfig", device: str) -> "RunInput":

@@ -67,9 +67,7 @@ def predict(
     ] = None,
 ) -> int:
     """Predict the classes of any images by a trained model, one row an image."""
-    from podscale.prediction import contact_sheet, writers
-    from podscale.prediction.predictor import PredictOptions, Predictor
-    from podscale.prediction.summary import PredictionSummary
+    from podscale.prediction.predictor import PredictOptions
 
     options = PredictOptions(
         top=top, batch=batch, limit=limit, processes=processes, convert=convert, calibrate=not plain
@@ -80,17 +78,7 @@ def predict(
         return _predict_part(model, images, options, part, out, merge)
     if merge is not None:
         raise InputError("only parts are joined", field="--merge", got=str(merge), hint="Use --out, or add --part.")
-    if out is not None:
-        writers.check_output(out)
-    if html is not None:
-        writers.check_directory(html, "--html")
-    predictor = Predictor.open(model, images, options)
-    summary = PredictionSummary(predictor, pictures=html is not None)
-    _write_rows(predictor, summary, out)
-    print(summary.to_text(), file=sys.stderr)
-    if html is not None:
-        contact_sheet.write_contact_sheet(summary, html)
-    return int(ExitCode.FAILED if summary.failures else ExitCode.DONE)
+    return _predict_all(model, images, options, out, html)
 
 
 @app.command("merge-predictions")
@@ -106,6 +94,27 @@ def merge_predictions(
     counts = merge_parts(folder, out)
     print(counts.to_text(), file=sys.stderr)
     return int(ExitCode.FAILED if counts.failures else ExitCode.DONE)
+
+
+def _predict_all(
+    model: str, images: Sequence[str], options: "PredictOptions", out: Path | None, html: Path | None
+) -> int:
+    """Predict all images, in rows of `out` or of standard output, and in a page of pictures."""
+    from podscale.prediction import contact_sheet, writers
+    from podscale.prediction.predictor import Predictor
+    from podscale.prediction.summary import PredictionSummary
+
+    if out is not None:
+        writers.check_output(out)
+    if html is not None:
+        writers.check_directory(html, "--html")
+    predictor = Predictor.open(model, images, options)
+    summary = PredictionSummary(predictor, pictures=html is not None)
+    _write_rows(predictor, summary, out)
+    print(summary.to_text(), file=sys.stderr)
+    if html is not None:
+        contact_sheet.write_contact_sheet(summary, html)
+    return int(ExitCode.FAILED if summary.failures else ExitCode.DONE)
 
 
 def _predict_part(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from podscale.config import RunConfig
     from podscale.hardware import Topology
     from podscale.jax.aot.request import CompileRequest
+
+CompileReport = Callable[["CompileRequest"], dict[str, Any]]
+"""Compiles a request, or takes its result from the cache, and returns the report."""
 
 app = typer.Typer(help="Compile and estimate a run for TPUs, without having them.", no_args_is_help=True)
 
@@ -44,8 +48,7 @@ def compile_step(
     """Compile the training step with the TPU compiler: memory, estimate of the largest batch that fits, collectives,
     FLOP and bytes, estimated speed. Takes minutes; needs libtpu, but no TPU."""
     from podscale.config.batch_phases import largest_pass
-    from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
-    from podscale.jax.aot.compile_report import build_report, format_compile_report, format_sweep_report
+    from podscale.jax.aot.compile_report import build_report
     from podscale.jax.aot.request import cached_result, compile_aot, default_cache
 
     if sweep not in (None, "batch"):
@@ -60,14 +63,40 @@ def compile_step(
             print(f"compiling {images} images for {variant.topology} ...", file=sys.stderr, flush=True)
         return build_report(variant, compile_aot(variant, cache, time_limit))
 
-    note = phases_note(config)
     if sweep is None:
-        findings = {**compile_report_of(request), **note}
-        findings["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: findings})
-        _print_result(findings if as_json else format_compile_report(findings))
-        if not findings["fits"]:
-            raise _too_large_error(findings, largest_pass(config.train).batch_option)
-        return
+        option = largest_pass(config.train).batch_option
+        _report_batch(request, option, compile_report_of, cache, phases_note(config), as_json=as_json)
+    else:
+        _report_sweep(request, compile_report_of, phases_note(config), as_json=as_json)
+
+
+def _report_batch(
+    request: "CompileRequest",
+    option: str,
+    compile_report_of: CompileReport,
+    cache: Path,
+    note: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Compile the document's batch and print the report. Raises InputError that names `option` if it does not fit."""
+    from podscale.jax.aot.batch_search import cached_results, largest_known_batch
+    from podscale.jax.aot.compile_report import format_compile_report
+
+    findings = {**compile_report_of(request), **note}
+    findings["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: findings})
+    _print_result(findings if as_json else format_compile_report(findings))
+    if not findings["fits"]:
+        raise _too_large_error(findings, option)
+
+
+def _report_sweep(
+    request: "CompileRequest", compile_report_of: CompileReport, note: dict[str, Any], *, as_json: bool
+) -> None:
+    """Compile several batches, to find and print the largest that fits."""
+    from podscale.jax.aot.batch_search import FitResult, find_largest_batch, largest_known_batch
+    from podscale.jax.aot.compile_report import format_compile_report, format_sweep_report
+
     rows: list[dict[str, Any]] = []
 
     def measure(variant: "CompileRequest") -> FitResult:

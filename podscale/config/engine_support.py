@@ -76,8 +76,20 @@ class UnsupportedOption(NamedTuple):
 
 def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
     """Return the first option of a document that the JAX engine does not have."""
+    return next(
+        (
+            UnsupportedOption(key, f"the JAX engine {behaviour}", instead)
+            for key, (is_set, behaviour, instead) in _options_of_pytorch(config).items()
+            if is_set
+        ),
+        None,
+    )
+
+
+def _options_of_pytorch(config: RunDocument) -> dict[str, tuple[bool, str, str]]:
+    """Return for each option whether the document sets it, what the JAX engine does, and the value to set."""
     train, reduce = config.train, config.train.all_reduce
-    options = {
+    return {
         "train.cuda_graph": (train.cuda_graph, "compiles every step into one program anyway", "false"),
         "train.compile": (train.compile != "off", "compiles every step anyway", "off"),
         "train.fused_kernels": (train.fused_kernels != "off", "leaves fusing to XLA", "off"),
@@ -128,14 +140,6 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
             "null",
         ),
     }
-    return next(
-        (
-            UnsupportedOption(key, f"the JAX engine {behaviour}", instead)
-            for key, (is_set, behaviour, instead) in options.items()
-            if is_set
-        ),
-        None,
-    )
 
 
 MIN_IMAGE_SIZE = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}

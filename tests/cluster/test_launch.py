@@ -25,7 +25,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, namespace
     """Shard set of all runs in this module."""
     ended = Launcher(tmp_path_factory.mktemp("shards"), namespace, image, "shards").command("submit", "--stage=shard")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "succeeded" in ended.stdout
 
 
 @pytest.fixture
@@ -48,13 +47,13 @@ def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line
 ) -> None:
     launcher = Launcher(folder, namespace, image, "adopted", "train.epochs=40")  # long enough for the disturbance
     first = launcher.start("submit", "--stage=train")
-    first.sees(cluster, "running, 2 of 2 pods", step_text(25))
+    first.sees(cluster, step_text(25))
     first.process.kill()
     first.end()
     before = jobs(cluster, namespace)
 
     second = launcher.start("submit", "--stage=train")
-    second.sees(cluster, "continues as it was submitted", step_text(45))
+    second.sees(cluster, step_text(45))
     cluster.kill(namespace, "adopted-worker-0")
     assert second.end() == 0, second.text
     assert jobs(cluster, namespace) == before
@@ -64,7 +63,8 @@ def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line
     assert set(steps(second.text)) == set(range(1, total_steps + 1))
 
     again = launcher.command("submit", "--stage=train")
-    assert (again.returncode, "nothing to do" in again.stdout) == (0, True)
+    assert again.returncode == 0, again.stderr
+    assert jobs(cluster, namespace) == before, "a job that has succeeded is not made again"
 
 
 @pytest.mark.cluster_ci
@@ -78,15 +78,16 @@ def test_two_submitters_at_once_make_one_job_which_stop_ends(
     assert len(cluster.all_of(namespace, *PYTORCHJOB)) == len(jobs(cluster, namespace))
     named = [job["metadata"]["name"] for job in cluster.all_of(namespace, *PYTORCHJOB)]
     assert named.count("twice") == 1
-    waiting.sees(cluster, "running, 2 of 2 pods")
+    waiting.sees(cluster, step_text(1))
     status = json.loads(launcher.command("status", "--json").stdout)
     assert [(job["phase"], job["running"]) for job in status] == [("running", 2)]
 
-    assert "gone" in launcher.command("stop").stdout
+    assert launcher.command("stop").returncode == 0
     assert waiting.end() == 1
     assert "podscale: PyTorchJob twice: " in waiting.text
     assert cluster.pods(namespace, "podscale.dev/run=twice") == []
-    assert "run twice" in launcher.command("stop").stdout
+    again = launcher.command("stop")
+    assert (again.returncode, "run twice" in again.stdout) == (0, True), "nothing is left to stop"
 
 
 def test_a_request_to_stop_leaves_the_job_or_takes_it_along(
@@ -95,7 +96,7 @@ def test_a_request_to_stop_leaves_the_job_or_takes_it_along(
     launcher = Launcher(folder, namespace, image, "asked", LONG)
     for options, jobs_left in (((), 1), (("--stop-on-signal",), 0)):
         waiting = launcher.start("submit", "--stage=train", *options)
-        waiting.sees(cluster, "of 2 pods")
+        waiting.sees(cluster, "PyTorchJob asked: ")
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.end() == 75, waiting.text
         at_work = [job for job in cluster.all_of(namespace, *PYTORCHJOB) if job["metadata"]["name"] == "asked"]

@@ -39,11 +39,17 @@ def test_killed_pods_are_replaced_and_every_image_has_one_row(
     pods = cluster.wait("two pods", lambda: cluster.pods(namespace, "podscale.dev/stage=predict"))
     cluster.kill(namespace, pods[0].metadata.name)
     assert submitted.end() == 0, submitted.text
-    assert "rows of all images: /workspace/runs/calm/predicted/" in submitted.text
+    assert "/workspace/runs/calm/predicted/" in submitted.text
     images, parts = json.loads(cluster.run(namespace, image, "python3", "-c", READ_ROWS))
     assert len(images) == len(set(images)) == 1797
     assert parts == [f"part-{index:05d}-of-00004{suffix}" for index in range(4) for suffix in (".json", ".jsonl")]
 
+    before = indexed_jobs(cluster, namespace)
     again = launcher.command("submit", *options)
     assert again.returncode == 0, again.stderr
-    assert "succeeded before, nothing to do" in again.stdout
+    assert indexed_jobs(cluster, namespace) == before, "a job that has succeeded is not made again"
+
+
+def indexed_jobs(cluster: Cluster, namespace: str) -> list[str]:
+    found = cluster.all_of(namespace, "batch/v1", "Job")
+    return [job["metadata"]["uid"] for job in found if job["spec"].get("completionMode") == "Indexed"]

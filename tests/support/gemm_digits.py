@@ -8,52 +8,32 @@ import json
 from unittest import mock
 
 import torch
-from torch.nn import functional as F
 
 from podscale.config import ModelSection
 from podscale.data.sources.digits import load
 from podscale.models import resnet
-from podscale.pytorch.batch_norm import BatchNorm
-from podscale.pytorch.models import build_model
 from tests.support.gemm_oracle import prepare_interpreter
+from tests.support.gemm_training import train
 
 STEPS, IMAGES = 20, 16
-LEARNING_RATE, MOMENTUM = 0.05, 0.9
+LEARNING_RATE = 0.05
+MODEL = ModelSection(name="resnet50", stem="small", width=16)
 BLOCKS = {"resnet50": ("bottleneck", (1, 2))}
 """Two stages, with blocks that stride, project and keep their shortcut."""
 
 
-def losses(dtype: torch.dtype, *, kernels: bool) -> list[float]:
-    torch.manual_seed(0)
-    with mock.patch.dict(resnet.IMAGENET_BLOCKS, BLOCKS):
-        model = build_model(ModelSection(name="resnet50", stem="small", width=16), 10)
-    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    for module in model.modules():
-        if isinstance(module, BatchNorm):
-            module.is_fused = module.folds_convolutions = kernels
-    digits = load()
-    pixels = torch.from_numpy(digits["levels"]).float()[:, None].expand(-1, 3, -1, -1) / 8 - 1
-    labels = torch.from_numpy(digits["labels"]).long()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-    found = []
-    for step in range(STEPS):
-        batch = slice(step * IMAGES, (step + 1) * IMAGES)
-        images = pixels[batch].contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = F.cross_entropy(model(images).float(), labels[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
-
-
 def main() -> None:
     prepare_interpreter()
+    digits = load()
+    images = torch.from_numpy(digits["levels"]).float()[:, None].expand(-1, 3, -1, -1) / 8 - 1
+    labels = torch.from_numpy(digits["labels"]).long()
+    batches = list(zip(images.split(IMAGES), labels.split(IMAGES), strict=True))[:STEPS]
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        found[name] = losses(dtype, kernels=False)
-        found[f"{name}, kernels"] = losses(dtype, kernels=True)
+        for kernels in (False, True):
+            with mock.patch.dict(resnet.IMAGENET_BLOCKS, BLOCKS):
+                losses = train(batches, MODEL, 10, LEARNING_RATE, dtype, kernels=kernels)
+            found[f"{name}, kernels" if kernels else name] = losses
     print(json.dumps(found))
 
 

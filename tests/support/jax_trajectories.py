@@ -26,9 +26,9 @@ from podscale.jax.optim import HyperParams, OptState, ReplicaAxes, build_optimiz
 from podscale.jax.train_step import smoothed_cross_entropy
 from tests.support.preset_trajectories import (
     CLASSES,
-    IMAGES,
     STEPS,
     Trajectory,
+    batch_of,
     data,
     initial_weights,
     published_presets,
@@ -64,8 +64,6 @@ def train_in_jax(config: RunConfig, is_enough: Callable[[list[float]], bool] = l
     with jax.enable_x64(True), SHALLOW:
         one_pass = _compile_pass(network)
         begin, update = _compile_update(rule, network, STEPS / train.epochs if section.name == "neumann" else 1.0)
-        parts = np.split(np.arange(IMAGES), train.accumulation)
-        batches = [(jnp.asarray(inputs[part]), jnp.asarray(labels[part])) for part in parts]
         weights: Any = {name: jnp.asarray(value, DTYPE) for name, value in initial_weights(config).items()}
         statistics: Any = {
             buffer.name: jnp.full(buffer.shape, float("var" in buffer.name), DTYPE)
@@ -74,8 +72,9 @@ def train_in_jax(config: RunConfig, is_enough: Callable[[list[float]], bool] = l
         state, losses = begin(weights), []
         for number, row in enumerate(scaled_rows(config)):
             results = []
-            for batch in batches:
-                *result, statistics = one_pass(weights, statistics, *batch, smoothing, momentum)
+            parts = [np.split(values[batch_of(number)], train.accumulation) for values in (inputs, labels)]
+            for images_of_pass, labels_of_pass in zip(*parts, strict=True):
+                *result, statistics = one_pass(weights, statistics, images_of_pass, labels_of_pass, smoothing, momentum)
                 results.append(result)
             loss, gradients = jax.tree.map(lambda *values: sum(values) / len(values), *results)
             state, weights = update(state, gradients, row.astype(np.float64), loss, number)

@@ -194,10 +194,24 @@ def _make_loader(
         from podscale.data.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
+    return _make_cpu_loader(name, config, batch_plan, guard, device, rows, decoded_bytes)
+
+
+def _make_cpu_loader(
+    name: str,
+    config: RunConfig,
+    batch_plan: BatchPlan,
+    guard: BadRecordGuard,
+    device: str,
+    rows: npt.NDArray[np.int64],
+    decoded_bytes: int,
+) -> Loader:
+    """Return the loader `native` or `reference`, with a decoded cache in its best form."""
     from podscale.data.loaders.cache_form import choose_cache_form
     from podscale.data.loaders.cpu import NativeLoader, PillowLoader, image_allocator
     from podscale.data.loaders.decoded_cache import open_image_store
 
+    settings = config.input
     images = open_image_store(batch_plan.split, decoded_bytes)
     if name == "native":
         form = settings.decoded_cache_form if decoded_bytes else "pixels"

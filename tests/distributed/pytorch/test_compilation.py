@@ -17,6 +17,7 @@ from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.batch_norm.layer import RunningStatistics
 from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.models import ResNet, Stem, build_model
+from podscale.pytorch.models.subsampled_conv import subsample_convs
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.train_step import build_forward
 from podscale.pytorch.world import World, join_world, leave_world
@@ -27,7 +28,7 @@ def norm(channels: int) -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    return ResNet(ResNetSpec(BASIC, (1, 1, 1, 1), 4, True, "projection", False), 5, norm)
+    return subsample_convs(ResNet(ResNetSpec(BASIC, (1, 1, 1, 1), 4, True, "projection", False), 5, norm))
 
 
 def small() -> nn.Module:

@@ -134,7 +134,8 @@ def test_a_users_layer_keeps_its_state_and_its_results(make: Any, wrap: Any) -> 
         values.square().sum().backward()
     torch.testing.assert_close(output, want)
     for (name, value), oracle in zip(network.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(value.grad, oracle.grad, msg=name)
+        scale = float(oracle.grad.abs().max())  # differences of large sums are near 0 in a parametrized layer
+        torch.testing.assert_close(value.grad, oracle.grad, rtol=0, atol=1e-6 * scale, msg=name)
     assert calls == [1]
     with Strides() as strides:
         network(images)
