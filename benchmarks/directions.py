@@ -106,7 +106,13 @@ FAMILIES: dict[str, Family] = {
             *(SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
             Picture("base_rate", "Part of the learning rate that the step heuristic leaves", "base rate", 1),
         ),
-        note=("`decay` is the geometric mean of beta as it is applied, within 0 and 1.", ""),
+        note=(
+            "`decay` is the geometric mean of beta as it is applied, within 0 and 1.",
+            "",
+            "NLCG is the variant `displacement`, which is ours. The first two rows are the same in the authors' variant",
+            "`released`. The rows with the step heuristic or the preconditioner are not.",
+            "",
+        ),
     ),
     "neumann": Family(
         "What Neumann's steps do",

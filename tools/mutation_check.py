@@ -5,7 +5,7 @@ source file changes. Tests of several ranks do not notice, because their ranks a
 test notices is reported, and the exit code is 1. The outcomes are kept in `tests/support/mutation_outcomes.md`, with
 the first test that failed.
 Constants of presets are changed, one at a time, by `test_preset_trajectories.py` in `tests/distributed/pytorch` and
-`tests/jax`.
+`tests/jax`; the list has these changes too.
 
 Args (of the command):
     PART: run only the mutations whose name contains one of these.
@@ -24,6 +24,7 @@ from types import ModuleType
 import pytest
 import torch  # noqa: F401 (imported once, before the forks)
 
+from tests.support import preset_mutations
 from tools.mutation_table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,19 +88,32 @@ this list; `python -m tools.mutation_check PART` runs those whose names contain 
 | mutation | file | noticed by |
 |---|---|---|
 """
+PRESETS_HEAD = """
+## Constants of presets
+
+Each changed constant or form of a published preset, and the part of its golden trajectory that differs. These are tests
+of the suite: `test_a_changed_constant_or_form_is_noticed` in `tests/distributed/pytorch/test_preset_trajectories.py`,
+and in `tests/jax/test_preset_trajectories.py` for losses and variances.
+
+| preset | changed | seen in |
+|---|---|---|
+"""
 NOT_RUN, MISSED = "not run yet", "**no test**"
 
 
 def read_outcomes() -> dict[str, str]:
     """Return the last outcome of each mutation by name."""
-    lines = OUTCOMES.read_text(encoding="utf-8").splitlines() if OUTCOMES.exists() else []
+    formulas = OUTCOMES.read_text(encoding="utf-8").partition(PRESETS_HEAD)[0] if OUTCOMES.exists() else ""
+    lines = formulas.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return {name: noticed for name, _, noticed in rows[1:]}
 
 
 def outcomes_page(outcomes: Mapping[str, str]) -> str:
+    """Return the page with the outcomes of the formulas, and the changes of presets that tests notice."""
     rows = (f"| {each.name} | `{each.path}` | {outcomes.get(each.name, NOT_RUN)} |\n" for each in MUTATIONS)
-    return OUTCOMES_HEAD + "".join(rows)
+    changes = (f"| `{preset}` | `{change}` | {part} |\n" for preset, change, part in preset_mutations.MUTATIONS)
+    return OUTCOMES_HEAD + "".join(rows) + PRESETS_HEAD + "".join(changes)
 
 
 def main(parts: list[str]) -> int:

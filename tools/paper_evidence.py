@@ -18,6 +18,7 @@ import yaml
 
 from pipelines import presets
 from podscale.study import StudyDocument, read_study
+from podscale.study.document import START_OPTION
 from tools.markdown_links import heading_slug
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,14 +70,21 @@ def quote_sentence(link: str, sentence: str) -> Quotation:
 
 def quote_cells(link: str, cells: Sequence[tuple[str, str]]) -> Quotation:
     """Return cells of the tables of a page's section, each given by its row's first cells and its column's head."""
+    return Quotation("; ".join(f"{row}, {column}: {cell(link, row, column)}" for row, column in cells), link)
+
+
+def quote_criteria(study: str, criteria: Sequence[str]) -> Quotation:
+    """Return criteria of a study with their results."""
+    text = "; ".join(f"{name}: {criterion_result(study, name)}" for name in criteria)
+    return Quotation(text, _result_page(study))
+
+
+def cell(link: str, row: str, column: str) -> str:
+    """Return the first cell of a row and column in the tables of a page's section (see `quote_cells`)."""
     values = {(row, column): text for row, column, text in reversed(list(_cells(_section(link))))}
-    found = []
-    for row, column in cells:
-        cell = values.get((row, column))
-        if cell is None:
-            raise EvidenceError(f"{link} has no cell in row {row!r}, column {column!r}")
-        found.append(f"{row}, {column}: {cell}")
-    return Quotation("; ".join(found), link)
+    if (row, column) not in values:
+        raise EvidenceError(f"{link} has no cell in row {row!r}, column {column!r}")
+    return values[row, column]
 
 
 def _section(link: str) -> str:
@@ -142,12 +150,19 @@ class StudyResult(NamedTuple):
     conclusions: tuple[str, ...] = ()
 
 
-def study_result(name: str) -> StudyResult:
-    """Return the result of a study. Raises EvidenceError if it has no document or no page."""
-    page, document = STUDY_RESULTS / f"{name}.md", STUDY_DOCUMENTS / f"{name}.yaml"
-    if not document.is_file():
+@cache
+def study_document(name: str) -> StudyDocument:
+    """Return the document of a study. Raises EvidenceError if there is none."""
+    path = STUDY_DOCUMENTS / f"{name}.yaml"
+    if not path.is_file():
         raise EvidenceError(f"no study {name}")
-    study = read_study(document, {}, presets.resolve_preset)
+    return read_study(path, {}, presets.resolve_preset)
+
+
+@cache
+def study_result(name: str) -> StudyResult:
+    """Return the result of a study. Raises EvidenceError if it has no document."""
+    page, study = STUDY_RESULTS / f"{name}.md", study_document(name)
     if not page.is_file():
         return StudyResult(name, study.title or name)
     file = STUDY_RESULTS / f"{name}.verdict.json"
@@ -180,17 +195,58 @@ def _criterion_text(criterion: Mapping[str, Any]) -> str:
     return f"{criterion['name']}: {100 * criterion['value']:+.2f}{half_width} points"
 
 
+def criterion_result(study: str, criterion: str) -> str:
+    """Return the result of a study's criterion as its verdict has it, with the sign of the difference."""
+    for finding in study_result(study).findings:
+        if finding.startswith(f"{criterion}: "):
+            return finding.removeprefix(f"{criterion}: ")
+    raise EvidenceError(f"{study} has no result of a criterion {criterion!r}")
+
+
+_PLACEHOLDER = re.compile(r"\{([-a-z0-9]+)(?:: ([^{}|]+?)(?: \| ([^{}|]+))?)?\}")
+
+
+def fill_placeholders(text: str) -> str:
+    """Return a text with its placeholders filled.
+
+    {study} is a study's verdict, {study: criterion} the result of its criterion, and {page: row | column} a cell of a
+    result page. Raises EvidenceError if one of them does not exist.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, row, column = match.groups()
+        if row is None:
+            return study_result(name).verdict
+        return criterion_result(name, row) if column is None else cell(_result_page(name), row, column)
+
+    filled = _PLACEHOLDER.sub(value, text)
+    if "{" in filled:
+        raise EvidenceError(f"not a placeholder in {text!r}")
+    return filled
+
+
+def _result_page(name: str) -> str:
+    """Return the path of a result page, of a study or of a benchmark, from the repository."""
+    found = STUDY_RESULTS / f"{name}.md"
+    page = found if found.is_file() else STUDY_RESULTS.parent / f"{name}.md"
+    return page.relative_to(ROOT).as_posix()
+
+
 def study_scale(study: StudyDocument) -> str:
-    """Return network, image size, data, batch, epochs, steps and seeds of a study's trainings, in words."""
+    """Return network, image size, data, batch, epochs, steps and seeds of a study's trainings, in words.
+
+    Steps are left out for a study with a pretraining, whose file of trainings has those of the pretraining too.
+    """
     points = [dict(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())]
-    runs = [study.config({**variant.set, **point}) for variant in study.variants for point in points]
+    starts = {one.name: {START_OPTION: one.start_from} if one.start_from else {} for one in study.variants}
+    runs = [study.config({**one.set, **point, **starts[one.name]}) for one in study.variants for point in points]
 
     def several(values: Iterable[float]) -> str:
         return " and ".join(", ".join(f"{value:,g}" for value in sorted(set(values))).rsplit(", ", 1))
 
     with (STUDY_RESULTS / f"{study.name}.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if int(row["seed"]) in study.seeds and row["ended"] == "done"]
-    steps = sorted({int(row["updates"]) for row in rows})
+    steps = [] if study.pretraining else sorted({int(row["updates"]) for row in rows})
     networks = dict.fromkeys(f"{NETWORKS[run.model.name]} of width {run.model.width}" for run in runs)
     parts = [
         f"{', '.join(networks)} at {several(run.input.image_size for run in runs)} px on {DATA[runs[0].data.source]}",
@@ -202,15 +258,17 @@ def study_scale(study: StudyDocument) -> str:
     return ", ".join(parts)
 
 
-_NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.,])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
 
 
 def numbers(text: str) -> set[str]:
-    """Return the numbers of a text as they are written, without signs."""
+    """Return the numbers of a text as they are written, with their signs if they have one."""
     return set(_NUMBER.findall(text))
 
 
 def check_numbers(text: str, sources: Iterable[str], where: str) -> None:
-    """Raise EvidenceError if a number of a text is in none of its sources."""
-    if missing := numbers(text) - numbers("\n".join(sources)):
+    """Raise EvidenceError if a number of a text is in none of its sources, with its sign if it is written with one."""
+    found = numbers("\n".join(sources))
+    found |= {number.lstrip("+-") for number in found}
+    if missing := numbers(text) - found:
         raise EvidenceError(f"{where}: {sorted(missing)} is in none of its sources")

@@ -16,19 +16,20 @@ import yaml
 
 from pipelines import presets
 from podscale.config import RunConfig, load, option_names
-from podscale.study import read_study
 from tools.markdown_links import heading_slug
 from tools.paper_evidence import (
     ROOT,
-    STUDY_DOCUMENTS,
     STUDY_RESULTS,
     EvidenceError,
     Quotation,
     check_numbers,
     check_test,
+    fill_placeholders,
     quote_cells,
+    quote_criteria,
     quote_sentence,
     studies_of,
+    study_document,
     study_result,
 )
 
@@ -39,6 +40,7 @@ DATA = Path(__file__).with_name("papers.yaml")
 LABELS = {
     "Claim": "what was published",
     "Paper": "read in the paper, or in the part of it that is named",
+    "Paper (not read)": "for reference: the paper, or its part that has the claim, was not read",
     "Other paper": "read in another paper than the one of the claim",
     "Authors' code": "read in code or files that the authors published, at a commit if one is named",
     "Code and result logs": "read in code and result logs of the authors' organisation",
@@ -88,7 +90,7 @@ class Preset(NamedTuple):
     paragraphs: tuple[tuple[str, str], ...]
 
 
-_PARAGRAPH = re.compile(r"([A-Z][\w' ]{2,24}): ")
+_PARAGRAPH = re.compile(r"([A-Z][\w' ()]{2,24}): ")
 
 
 @cache
@@ -124,7 +126,8 @@ def render() -> str:
     parts = [
         HEAD,
         *(f"| {label} | {meaning} |" for label, meaning in LABELS.items()),
-        f"\nThe constants of every preset are pinned by tests: {_tests(evidence['preset_tests'], ', ')}.\n",
+        f"\nThe constants of every preset are pinned by tests: {_tests(evidence['preset_tests'], ', ')}. "
+        f"{evidence['preset_tests_note']}\n",
         "| paper | read | presets | techniques |",
         "|---|---|---|---|",
         *(_overview(paper) for paper in papers),
@@ -218,6 +221,9 @@ def _measured(technique: Mapping[str, Any]) -> Iterator[Quotation]:
     for seen in technique.get("measured", ()):
         if "quote" in seen:
             yield quote_sentence(seen["page"], seen["quote"])
+        elif "study" in seen:
+            quotation = quote_criteria(seen["study"], seen["criteria"])
+            yield quotation._replace(text=f"{seen['note']}: {quotation.text}") if "note" in seen else quotation
         else:
             yield quote_cells(seen["page"], [(row, column) for row, column in seen["cells"]])
 
@@ -225,10 +231,11 @@ def _measured(technique: Mapping[str, Any]) -> Iterator[Quotation]:
 def _summary(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:
     """Yield what was claimed, what was seen here and what was not, and a picture or the reason for none."""
     sources = list(_sources(paper, documents))
+    claims = [*sources, (ROOT / LEARNING / "README.md").read_text(encoding="utf-8")]  # it quotes the papers
     for key, title in (("claimed", "Claimed"), ("seen", "Seen here"), ("not_seen", "Not seen, and why")):
-        text = re.sub(r"\{([-a-z0-9]+)\}", lambda match: study_result(match[1]).verdict, paper[key])
-        check_numbers(text, sources, f"{paper['name']}, {key}")
-        yield f"**{title}.** {_escape(text)}\n"
+        known = claims if key == "claimed" else sources
+        check_numbers(_without_placeholders(paper[key]), known, f"{paper['name']}, {key}")
+        yield f"**{title}.** {_escape(fill_placeholders(paper[key]))}\n"
     if "no_picture" in paper:
         yield f"No picture: {paper['no_picture']}.\n"
         return
@@ -241,16 +248,24 @@ def _summary(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Itera
     yield f"{_link(result.title, f'{LEARNING}/{study}.md')}: {result.scale}.\n"
 
 
+def _without_placeholders(text: str) -> str:
+    """Return a text with its placeholders removed. Raises EvidenceError if it has a result that is not one of them."""
+    prose = re.sub(r"\{[^{}]*\}", "", text)
+    if "\u00b1" in prose:
+        raise EvidenceError(f"a result that no run changes: write {{study: criterion}} in {text!r}")
+    return prose
+
+
 def _sources(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:
-    """Yield the texts whose numbers a paper's summary may have."""
-    pages = [f"{LEARNING}/{name}.md" for name in _studies(paper)] + [f"{LEARNING}/README.md"]
-    for seen in (seen for technique in paper.get("techniques", ()) for seen in technique.get("measured", ())):
-        pages.append(seen["page"].partition("#")[0])
+    """Yield the texts whose numbers a paper's summary may have, besides those of its placeholders."""
+    pages = [f"{LEARNING}/{name}.md" for name in _studies(paper)]
+    for technique in paper.get("techniques", ()):
+        pages.extend(quotation.link.partition("#")[0] for quotation in _measured(technique))
     pages.extend(paper.get("pages", ()))
     yield from ((ROOT / page).read_text(encoding="utf-8") for page in dict.fromkeys(pages) if (ROOT / page).exists())
-    yield from (
-        str(read_study(STUDY_DOCUMENTS / f"{name}.yaml", {}, presets.resolve_preset)) for name in _studies(paper)
-    )
+    for name in _studies(paper):
+        yield study_result(name).scale
+        yield str(study_document(name))
     yield from (presets.resolve_preset(name).read_text(encoding="utf-8") for name in documents)
 
 

@@ -16,8 +16,9 @@ The run documents that come with Podscale, by the name that commands take: `pods
 `podscale config NAME` prints one with every option.
 
 The text of each preset is the head of its document. "Claim" is what was published; the report of a run compares itself
-with it. "Ours" is what the publication does not say, or what differs here. None of the published runs has run at its
-full size here; [what was measured](../explanation/measured.md) has what did.
+with it. "Ours" is what the publication does not say, or what differs here. Settings that a head does not name are ours
+too: intervals of evaluation and checkpoints, workers, resources, `min_shards`. None of the published runs has run at
+its full size here; [what was measured](../explanation/measured.md) has what did.
 """
 
 STUDIES_HEAD = """## Studies
@@ -27,7 +28,7 @@ Grids of runs for `podscale study NAME`; [studies](../how-to/studies.md) explain
 | study | what it is |
 |---|---|"""
 
-_PARAGRAPH = re.compile(r"[A-Z][\w' ]{2,24}: ")
+_PARAGRAPH = re.compile(r"[A-Z][\w' ()]{2,24}: ")
 _REMARK = re.compile(r"\s{3,}\((.+)\)$")
 
 

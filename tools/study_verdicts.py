@@ -13,6 +13,7 @@ from typing import Any
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
 from podscale.study.verdict import describe_threshold
+from tools.paper_evidence import study_scale
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "learning"
 PAGE = FOLDER / "README.md"
@@ -35,7 +36,7 @@ def read_verdict(study: str) -> dict[str, Any]:
 
 def table(studies: Sequence[StudyDocument]) -> str:
     """Return the Markdown table of these studies' verdicts."""
-    lines = ["| study | papers | passes if | verdict | result | trainings |", "|---|---|---|---|---|---:|"]
+    lines = ["| study | papers | scale | passes if | verdict | result | trainings |", "|---|---|---|---|---|---|---:|"]
     for study in studies:
         verdict = read_verdict(study.name)
         thresholds = (describe_threshold(criterion) for criterion in study.criteria if criterion.is_decisive)
@@ -44,6 +45,7 @@ def table(studies: Sequence[StudyDocument]) -> str:
         cells = [
             f"[{verdict['title']}]({verdict['page']})",
             ", ".join(verdict["papers"]),
+            study_scale(study),
             passes,
             verdict["verdict"].replace("-", " "),
             verdict["sentence"] if trainings["done"] else "",

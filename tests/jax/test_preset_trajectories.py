@@ -1,11 +1,15 @@
 """The JAX engine trains the published presets along the trajectories of PyTorch (see `tests.support`)."""
 
+import re
+
 import pytest
+import yaml
 
 from podscale.pipelines.presets import published_presets
 from tests.support.jax_trajectories import refused_presets, train_in_jax
 from tests.support.preset_mutations import MUTATIONS
 from tests.support.preset_trajectories import STEPS, differences, golden, is_noticed, tiny
+from tools.papers_page import DATA
 
 REFUSED = {"rsb-a1": "train.loss", "rsb-a2": "train.loss", "rsb-a3": "train.loss", "torchvision-v2": "train.mix"}
 """Presets that this engine does not take, and the first option that it does not have. Others only name a loader or a
@@ -17,6 +21,8 @@ pytestmark = pytest.mark.timeout(900)  # compiles, possibly on a busy machine
 
 def test_the_presets_that_it_refuses() -> None:
     assert refused_presets() == REFUSED
+    note = yaml.safe_load(DATA.read_text(encoding="utf-8"))["preset_tests_note"]
+    assert re.findall("`([^`]+)`", note) == sorted(REFUSED), "docs/explanation/papers.md names them"
 
 
 @pytest.mark.parametrize("name", sorted({*published_presets()} - {*REFUSED}))

@@ -39,7 +39,12 @@ def test_evidence_that_does_not_exist_is_an_error(ask: Callable[[], object]) -> 
         ("train.optimizer.trust:", "train.optimizer.truth:"),  # no option
         ("test_neumann_follows_its_oracle", "test_neumann_follows"),  # no test
         ("podscale/pytorch/optim/neumann.py", "podscale/pytorch/optim/newmann.py"),  # no file
-        ("0.88 \u00b1 0.44 points", "0.89 \u00b1 0.44 points"),  # a number of no source
+        ("3.74 times", "3.75 times"),  # a number of no source
+        ("{collapsed-ensemble: against one model}", "+0.88 \u00b1 0.44 points"),  # a result that would not change
+        ("{grouped-batch-norm: span 16}", "{grouped-batch-norm: span 12}"),  # no criterion of the study
+        ("[span 8, span 16", "[span 8, span 12"),  # the same of a technique
+        ("no regulariser, rate 0.8", "no regulariser, rate 0.9"),  # no row of the page
+        ("{nlcg-large-batch: momentum fails}", "{NLCG: momentum fails}"),  # no placeholder
         ("[lars-vs-sgd-curves]", "[lars-vs-sgd-curve]"),  # no picture
         ("{nlcg-large-batch}", "{nlcg-small-batch}"),  # no study
     ],
@@ -74,6 +79,8 @@ def test_a_study_gives_its_scale_and_each_criterion() -> None:
     assert len(result.conclusions) == 4
     missed = paper_evidence.study_result("neumann-steps").conclusions
     assert missed[-1] == "steps at 4,096: the accuracy is not reached"
+    pretrained = paper_evidence.study_result("fine-tuning").scale
+    assert pretrained == "ResNet-18 of width 16 at 32 px on Imagenette, batch 50, 60 epochs, 3 seeds", "no steps"
     (first,) = paper_evidence.study_result("photographs-techniques").conclusions
     assert first.startswith("Best: bf16"), "without criteria, the first line of its page"
 
@@ -84,6 +91,18 @@ def test_a_study_that_has_not_run_has_a_title_only(tmp_path: Path, monkeypatch: 
     (tmp_path / "fresh.yaml").write_text(document, encoding="utf-8")
     assert (paper_evidence.studies_of("You 2017"), paper_evidence.studies_of("Jia 2018")) == (["fresh"], [])
     assert paper_evidence.study_result("fresh") == paper_evidence.StudyResult("fresh", "To be run")
+
+
+def test_a_placeholder_has_the_sign_of_the_difference() -> None:
+    text = "({grouped-batch-norm: span 16}; {neumann-direction: Nesterov, rate 0.4 | top-1}), {lars-vs-sgd}"
+    assert paper_evidence.fill_placeholders(text) == "(-2.56 \u00b1 1.25 points; 63.90%), passed"
+
+
+def test_a_number_with_a_sign_has_it_in_its_source() -> None:
+    paper_evidence.check_numbers("by 2.56 points, -2.56, 10 to 20", ["-2.56 points, 10-20"], "here")
+    for text in ("+2.56 points", "-10"):
+        with pytest.raises(EvidenceError):
+            paper_evidence.check_numbers(text, ["-2.56 points, 10-20"], "here")
 
 
 def test_numbers_are_found_as_they_are_written() -> None:

@@ -31,6 +31,10 @@ def test_every_published_preset_has_a_golden_trajectory() -> None:
     assert sorted(golden()) == sorted(published_presets())
 
 
+def test_every_published_preset_has_a_constant_whose_change_is_noticed() -> None:
+    assert {name for name, _, _ in MUTATIONS} == {*published_presets()}
+
+
 @pytest.mark.parametrize("name", published_presets())
 def test_a_preset_follows_its_golden_trajectory(name: str, world: Any) -> None:
     """If a change is meant, write the file anew: python -m tests.support.preset_trajectories."""

@@ -240,6 +240,21 @@ def test_rmsprop_of_optax(variant: Any, eps: float, initial: float) -> None:
     compare(weights, of_optax(optax.chain(optax.add_decayed_weights(DECAY, DECAYS), theirs)))
 
 
+def sharded_steps(optimizer: Optimizer, algorithm: Any, layout: ParamLayout, options: dict[str, ParamOptions]) -> Any:
+    """Return the jitted function of weights, gradients and schedule to the weights after all steps of eight devices."""
+    mesh = arrange_devices(jax.devices(), np.arange(8).reshape(1, 2, 4))
+    reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
+
+    def body(weights: Any, pushes: Any, table: Any) -> Any:
+        shard = ParamShard(layout, options, reduce.axes, reduce.shards)
+        moved, finite = scan_steps(optimizer, shard, weights, pushes, table)
+        return moved, finite[None]
+
+    split, steps_split = PartitionSpec(reduce.axes), PartitionSpec(None, reduce.axes)
+    in_specs, out_specs = (split, steps_split, PartitionSpec()), (split, PartitionSpec(RANKS))
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "algorithm", "shards", "norms", "tolerance"),
     [(LARS, "torus2d", 4, [2], 1e-6), (LARS, "flat", 8, [2], 1e-6), (LAMB, "torus2d", 4, [1, 2], 1e-5)],
@@ -248,26 +263,9 @@ def test_a_sharded_step_equals_the_unsharded_one(
     optimizer: Optimizer, algorithm: Any, shards: int, norms: list[int], tolerance: float
 ) -> None:
     """Each device holds only its shard. `norms` has the values per array of each small message."""
-    mesh = arrange_devices(jax.devices(), np.arange(8).reshape(1, 2, 4))
-    reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
-    layout = ParamLayout(SHAPES, bucket_elements=30_000, shards=shards)
-    options = treated(DECAYS, DECAYS)
-
-    def body(weights: Any, pushes: Any, table: Any) -> Any:
-        shard = ParamShard(layout, options, reduce.axes, reduce.shards)
-        moved, finite = scan_steps(optimizer, shard, weights, pushes, table)
-        return moved, finite[None]
-
-    split, steps_split = PartitionSpec(reduce.axes), PartitionSpec(None, reduce.axes)
-    step = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(split, steps_split, PartitionSpec()),
-        out_specs=(split, PartitionSpec(RANKS)),
-        check_vma=False,
-    )
+    layout, options = ParamLayout(SHAPES, bucket_elements=30_000, shards=shards), treated(DECAYS, DECAYS)
     given = layout.pack(start()), jax.vmap(layout.pack)(all_gradients()), schedule(1e-2)
-    compiled = jax.jit(step).lower(*given).compile()
+    compiled = sharded_steps(optimizer, algorithm, layout, options).lower(*given).compile()
     messages = [line for line in compiled.as_text().splitlines() if " all-reduce(" in line]
     assert len(messages) == len(norms)
     assert all(f"f32[{1 + times * len(SHAPES)}]" in line for times, line in zip(norms, messages, strict=True))
@@ -276,6 +274,25 @@ def test_a_sharded_step_equals_the_unsharded_one(
     result = {name: np.asarray(array) for name, array in layout.unpack(moved).items()}
     for name, whole in trained(optimizer, 1e-2, options).items():
         np.testing.assert_allclose(result[name], whole, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_fewer_parameters_than_devices_are_sharded_over_all_of_them() -> None:
+    """Seven of the eight devices hold padding alone."""
+    options, found = {"filter": ParamOptions(True, True)}, []
+    weights, generator = np.array([1.0, -2.0, 0.5], np.float32), np.random.default_rng(0)
+    gradients = generator.normal(size=(STEPS, 3)).astype(np.float32)
+    for shards in (1, 8):
+        layout = ParamLayout({"filter": (3,)}, bucket_elements=30_000, shards=shards)
+        given = layout.pack({"filter": weights}), jax.vmap(layout.pack)({"filter": gradients}), schedule(1e-2)
+        if shards == 1:
+            moved, finite = jax.jit(partial(scan_steps, LARS, ParamShard(layout, options)))(*given)
+        else:
+            moved, finite = sharded_steps(LARS, "flat", layout, options)(*given)
+            assert layout.lengths == (8 * ROW_ELEMENTS,)
+        assert np.asarray(finite).all()
+        found.append(np.asarray(layout.unpack(moved)["filter"]))
+    assert not np.allclose(found[0], weights, atol=1e-3)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
 
 
 def test_a_non_finite_step_changes_nothing() -> None:

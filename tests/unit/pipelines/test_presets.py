@@ -323,7 +323,8 @@ def test_a_head_gives_claim_source_and_what_is_ours(name):
     head = " ".join(line.removeprefix("#") for line in resolve_preset(name).read_text().split("\n\n")[0].splitlines())
     assert "Claim:" in head
     assert "Ours:" in head
-    assert any(label in head for label in ("Paper:", "Authors' code:", "Result logs:", "Code and result logs:"))
+    sources = ("Paper:", "Paper (not read):", "Authors' code:", "Result logs:", "Code and result logs:")
+    assert any(label in head for label in sources)
     source = load(resolve_preset(name)).claim.source
     assert source.split(";")[0].split(",")[0].removesuffix(" (recalled)") in head
 
