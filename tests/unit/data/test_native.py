@@ -2,6 +2,8 @@
 
 import io
 import os
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -250,6 +252,27 @@ def test_a_batch_is_the_same_with_any_number_of_threads() -> None:
         assert np.array_equal(images, found[0])
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
+
+
+def test_other_threads_of_python_run_while_it_decodes() -> None:
+    """The longest pause of a thread that does nothing but wake up is far shorter than the decoding."""
+    record, wakings, done = as_record(encoded("4:2:0", 1000, 1500)), list[float](), threading.Event()
+    decoder = CropDecoder(1)
+    crops = [CropParams(0, 0, 1500, 1000, SIZE, SIZE, 0, 0, False)] * 6
+
+    def wake() -> None:
+        while not done.wait(0.001):
+            wakings.append(time.perf_counter())
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    start = time.perf_counter()
+    _, status = native(decoder, record, (1000, 1500), crops)
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    assert not status.any()
+    assert np.diff([start, *(at for at in wakings if start < at < end), end]).max() < (end - start) / 2
 
 
 @pytest.mark.parametrize(
