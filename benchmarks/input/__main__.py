@@ -5,7 +5,9 @@
 Every pipeline decodes, takes a random resized crop, flips half of the images and returns uint8 [n, 224, 224, 3]. CPU
 time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
 pipelines take turns in every round, each after a warm-up. A value is the best of the rounds; a ratio is the median over
-the rounds of the images per CPU-second, divided by those of PIL + torchvision with the same filter in the same round.
+the rounds of the images per CPU-second, divided by those of PIL + torchvision, DALI or tf.data with the same filter in
+the same round. The last column is by wall time, with one thread.
+
 The shard sets are read through links in a temporary folder, once with new decode indexes and once without any. The
 loader with kept coefficients reads an epoch before its first round, and stays open between rounds.
 
@@ -50,6 +52,8 @@ resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
 
 REFERENCE = "podscale reference (PIL's pixels)"
 USUAL = "PIL + torchvision transforms"
+DALI = "podscale dali (CPU)"
+TF_DATA = "tf.data, decode_and_crop_jpeg (without antialiasing)"
 NATIVE = "podscale native (PIL's pixels)"
 COEFFICIENTS = "podscale native, kept coefficients (PIL's pixels)"
 INDEXED = "podscale native with index (PIL's pixels)"
@@ -60,7 +64,7 @@ FILTERED: dict[str, Callable[[str], Pipeline]] = {
     INDEXED: partial(podscale_loader, "native"),
     NATIVE: partial(podscale_loader, "native"),
     REFERENCE: partial(podscale_loader, "reference"),
-    "podscale dali (CPU)": partial(podscale_loader, "dali"),
+    DALI: partial(podscale_loader, "dali"),
     USUAL: others.pil_transforms,
     "PIL + timm's transforms": others.timm_transforms,
     "torchvision decode_jpeg + tensor transforms": others.tensor_transforms,
@@ -72,10 +76,12 @@ PIPELINES: dict[str, Pipeline] = {
     for name, build in FILTERED.items()
 } | {
     "webdataset, PIL + torchvision transforms": others.webdataset,
-    "tf.data, decode_and_crop_jpeg (without antialiasing)": others.tf_data,
+    TF_DATA: others.tf_data,
     "simplejpeg + OpenCV linear": others.opencv,
     "(decoding alone, simplejpeg)": others.decode_only,
 }
+BASES = (USUAL, DALI, TF_DATA)
+"""Pipelines that the others are compared with."""
 
 
 def measure(pipelines: Mapping[str, OpenPipeline], images: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
@@ -116,7 +122,8 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
     split, indexed = (ShardSet.open(folder).split("train") for folder in folders)
     kilobytes = split.column("size").mean() / 1000
     lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px{index}:", ""]
-    lines += ["| pipeline | images per CPU-second | ratio to PIL + torchvision | images/s |", "|---|---:|---:|---:|"]
+    lines += ["| pipeline | images per CPU-second | x PIL + torchvision | x DALI CPU | x tf.data | images/s |"]
+    lines += ["|---|---:|---:|---:|---:|---:|"]
     alone = {f"(crops alone with index, {version} kernels)": crops_alone(version) for version in kernels()}
     pipelines = {
         name: partial(pipeline, indexed if "with index" in name else split, batch, size)
@@ -125,12 +132,12 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
     rates, reasons = measure(pipelines, images)
     for name in pipelines:
         if name in reasons:
-            lines.append(f"| {name} | not measured: {reasons[name]} | | |")
+            lines.append(f"| {name} | not measured: {reasons[name]} | | | | |")
             continue
-        best = max(rates[name])
-        usual = rates[USUAL + FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]]
-        ratio = f"{_ratio(rates[name], usual):.2f}" if usual else ""
-        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {ratio} | {best.per_second:.0f} |")
+        best, ending = max(rates[name]), FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]
+        bases = [rates.get(base + ending, []) for base in BASES]
+        ratios = [f"{_ratio(rates[name], base):.2f}" if base else "" for base in bases]
+        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {' | '.join(ratios)} | {best.per_second:.0f} |")
     lines.append("")
     if rates[INDEXED] and rates[NATIVE]:
         ratios = [_ratio(rates[INDEXED + ending], rates[NATIVE + ending]) for ending in FILTERS.values()]
