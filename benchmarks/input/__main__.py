@@ -1,6 +1,7 @@
 """Images per CPU-second from a shard set to training batches, by Podscale's loaders and by others.
 
-    podscale shard <document> && python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224]
+    podscale shard <document>
+    python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224] [--intervals 8 16]
 
 Every pipeline decodes, takes a random resized crop, flips half of the images and returns uint8 [n, 224, 224, 3]. CPU
 time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
@@ -15,8 +16,9 @@ Further tables have the augmentation recipes of presets beside their authors' tr
 webdataset, timm, TensorFlow and OpenCV are measured if they are installed.
 """
 
+import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +42,8 @@ from podscale.data.sharding.decode_indexes import index_shards
 from podscale.errors import InputError
 
 ROUNDS = 5
+SIZE = 224
+"""Side of the images of the main page, pixels."""
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy"),
     *("timm", "webdataset", "tensorflow-cpu", "opencv-python-headless"),
@@ -66,8 +70,10 @@ FILTERED: dict[str, Callable[[str], Pipeline]] = {
     REFERENCE: partial(podscale_loader, "reference"),
     DALI: partial(podscale_loader, "dali"),
     USUAL: others.pil_transforms,
-    "PIL + timm's transforms": others.timm_transforms,
+    "PIL + timm's transforms (not timm's loader)": others.timm_transforms,
     "torchvision decode_jpeg + tensor transforms": others.tensor_transforms,
+    "webdataset, PIL + torchvision transforms": others.webdataset,
+    TF_DATA: others.tf_data,
 }
 """Pipelines by the filter that they resize with."""
 PIPELINES: dict[str, Pipeline] = {
@@ -75,8 +81,6 @@ PIPELINES: dict[str, Pipeline] = {
     for interpolation, ending in FILTERS.items()
     for name, build in FILTERED.items()
 } | {
-    "webdataset, PIL + torchvision transforms": others.webdataset,
-    TF_DATA: others.tf_data,
     "simplejpeg + OpenCV linear": others.opencv,
     "(decoding alone, simplejpeg)": others.decode_only,
 }
@@ -112,14 +116,30 @@ def link(directory: Path, target: Path) -> Path:
     return target
 
 
-def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> list[str]:
+def sparser(interval: int) -> str:
+    """Return the name of the pipeline with an index entry at every `interval`-th MCU."""
+    return f"{INDEXED.partition(' (')[0]} of every {interval} MCUs (PIL's pixels)"
+
+
+def open_indexed(directory: Path, scratch: Path, intervals: Sequence[int]) -> tuple[dict[int, Split], str]:
+    """Return the training split with a decode index of each interval, and a description of the sizes."""
+    splits, sizes = {}, []
+    for interval in intervals:
+        folder = link(directory, scratch / str(interval) / directory.name)
+        if not unavailable_reason("native", "cpu"):
+            written = index_shards(folder, interval)
+            share = written.index_bytes / written.shard_bytes
+            sizes.append(f"; index of every {interval} MCUs: {share:.1%} of the shards")
+        splits[interval] = ShardSet.open(folder).split("train")
+    return splits, "".join(sizes)
+
+
+def table(directory: Path, options: argparse.Namespace, scratch: Path) -> list[str]:
     """Return the table of one shard set."""
-    folders = [link(Path(directory), scratch / name / Path(directory).name) for name in ("plain", "indexed")]
-    interval, index = DataSection().decode_index, ""
-    if interval is not None and not unavailable_reason("native", "cpu"):
-        written = index_shards(folders[1], interval)
-        index = f"; decode index of {written.index_bytes / written.shard_bytes:.1%} of the shards"
-    split, indexed = (ShardSet.open(folder).split("train") for folder in folders)
+    images, batch, size = options.images, options.batch, options.size
+    split = ShardSet.open(link(directory, scratch / "plain" / directory.name)).split("train")
+    by_interval, index = open_indexed(directory, scratch, options.intervals)
+    indexed = by_interval[options.intervals[0]]
     kilobytes = split.column("size").mean() / 1000
     lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px{index}:", ""]
     lines += ["| pipeline | images per CPU-second | x PIL + torchvision | x DALI CPU | x tf.data | images/s |"]
@@ -129,6 +149,8 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
         name: partial(pipeline, indexed if "with index" in name else split, batch, size)
         for name, pipeline in {**PIPELINES, **alone}.items()
     }
+    for interval in options.intervals[1:]:
+        pipelines[sparser(interval)] = partial(podscale_loader("native"), by_interval[interval], batch, size)
     rates, reasons = measure(pipelines, images)
     for name in pipelines:
         if name in reasons:
@@ -145,7 +167,8 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
     if rates[COEFFICIENTS]:
         kept, pixels = (size / 1000 for size in kept_bytes(split))
         lines += [f"An image in memory takes {kept:.1f} kB as coefficients, {pixels:.1f} kB as pixels.", ""]
-    lines += recipes(indexed, images, batch)
+    if options.small or size == SIZE:  # the recipes have sides of their own
+        lines += recipes(indexed, images, batch)
     if not unavailable_reason("native", "cpu"):
         lines += [*limits(indexed, images, size), ""]
     return lines
@@ -181,15 +204,24 @@ def main() -> None:
     parser.add_argument("shard_sets", nargs="*", metavar="SHARD_SET")
     parser.add_size("--images", full=2000, small=12, type=int, help="images of a measurement")
     parser.add_size("--batch", full=64, small=4, type=int)
-    parser.add_size("--size", full=224, small=32, type=int)
+    parser.add_size("--size", full=SIZE, small=32, type=int, help=f"side; other than {SIZE}: a page of its own")
+    parser.add_size(
+        "--intervals",
+        full=[DataSection().decode_index],
+        small=[8, 16],
+        type=int,
+        nargs="+",
+        help="MCUs between two entries of a decode index; the first is that of all tables",
+    )
     options = parser.read()
     if not options.shard_sets and not options.small:
         parser.error("SHARD_SET: missing. Give the shard sets to read.")
     lines = head("Input: images per CPU-second", PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:
-            lines += table(directory, options.images, options.batch, options.size, Path(scratch))
-    write_results(options.results, "input.md", [*lines, READING])
+            lines += table(Path(directory), options, Path(scratch))
+    page = "input.md" if options.small or options.size == SIZE else f"input-{options.size}.md"
+    write_results(options.results, page, [*lines, READING])
 
 
 if __name__ == "__main__":

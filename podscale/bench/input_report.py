@@ -86,7 +86,7 @@ class InputReport:
             "",
             f"{found['images']:,} images {found['origin']}.",
             f"They have {found['kilobytes']:.1f} kB and {found['megapixels']:.2f} MP on average.",
-            f"Batches of {found['batch']} at {found['image_size']} px ({found['interpolation']}), with random crops,",
+            f"Batches of {found['batch']} at {found['image_size']} px (filter {found['interpolation']}), with random crops,",
             f"half of them mirrored, ready in {memory}.",
             "No training ran beside. Rates are medians of the rounds, with the range of images/s. CPU time is that of",
             "all threads of the process.",
