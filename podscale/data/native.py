@@ -219,10 +219,15 @@ class CropDecoder:
         is_bicubic: npt.NDArray[np.bool_],
         indexes: Sequence[ImageIndex] | None = None,
     ) -> npt.NDArray[np.uint8]:
-        """Do as `decode`, with a filter for each crop: `is_bicubic`, bool [n].
+        """Do as `decode`, with a filter for each crop.
 
         A call has one filter. In that of the other filter a record is empty, which the extension refuses before it
         writes to the image.
+
+        Args:
+            heights: [n], pixels.
+            widths: [n], pixels.
+            is_bicubic: bool [n], False for the bilinear filter.
         """
         status = np.zeros(len(records), dtype=np.uint8)
         for interpolation in RESAMPLING:
