@@ -158,8 +158,8 @@ def table(directory: Path, options: argparse.Namespace, scratch: Path) -> list[s
             continue
         best, ending = max(rates[name]), FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]
         bases = [rates.get(base + ending, []) for base in BASES]
-        ratios = [f"{_ratio(rates[name], base):.2f}" if base else "" for base in bases]
-        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {' | '.join(ratios)} | {best.per_second:.0f} |")
+        cells = [f"{_ratio(rates[name], base):.2f}" if base else "" for base in bases]
+        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {' | '.join(cells)} | {best.per_second:.0f} |")
     lines.append("")
     if rates[INDEXED] and rates[NATIVE]:
         ratios = [_ratio(rates[INDEXED + ending], rates[NATIVE + ending]) for ending in FILTERS.values()]
