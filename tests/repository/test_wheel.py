@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from podscale.evaluation.evaluation_json import read_evaluation
 from podscale.version import RELEASE
 from tests.support.shard_set import encode_image, smooth_pixels
 from tools import distribution
@@ -169,8 +170,8 @@ def test_the_wheel_trains_on_jpegs_without_the_extension(wheel_environment: Path
     assert outside(tmp_path, wheel_environment / "python", "-c", code).stdout == "False\n"
     model = ("model.name=resnet18", "model.stem=small", "input.image_size=32", "train.global_batch=8")
     run_outside(wheel_environment, tmp_path, "imagefolder", "data.source=photos", "launch.threads=1", *model)
-    evaluation = json.loads((tmp_path / "runs" / "wheel" / "evaluation.json").read_text(encoding="utf-8"))
-    assert evaluation["scores"]["samples"] > 0
+    evaluation = read_evaluation(tmp_path / "runs" / "wheel" / "evaluation.json")
+    assert evaluation.scores.samples == 4
 
 
 def test_the_sbom_lists_the_locked_packages_of_the_release(dist: Path) -> None:
