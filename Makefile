@@ -53,9 +53,13 @@ coverage: .venv/.dev ## run every test and report the lines that ran: slower, an
 mutation-check: .venv/.dev ## change each formula of the optimizers and schedules once, and check that a test fails
 	@$(BIN)/python -m tools.mutation_check $(ARGS)
 
-lint: .venv/.dev ## check style (ruff), names and docstrings, and links between Markdown pages
+lint: .venv/.dev ## check style (ruff; clippy and rustfmt if cargo has them), names and docstrings, and links between Markdown pages
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/python -m tools.prose_lint && $(BIN)/python -m tools.markdown_links
+	@if cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1; then \
+	  cargo clippy --quiet --locked --release --manifest-path native/Cargo.toml -- -D warnings && \
+	  cargo fmt --check --manifest-path native/Cargo.toml && cargo fmt --check --manifest-path native/fuzz/Cargo.toml; \
+	else echo "native/ was not checked: cargo with clippy and rustfmt is not installed" >&2; fi
 
 types: .venv/.dev ## check types with mypy
 	@$(BIN)/mypy

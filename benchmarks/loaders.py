@@ -1,4 +1,4 @@
-"""Training on photographs by each loader: accuracy, wait for images, CPU seconds.
+"""Training on photographs by each loader: accuracy, digest of the weights, wait for images, CPU seconds.
 
     python -m benchmarks.loaders imagenette224.tar
 
@@ -8,10 +8,13 @@ and are not counted. Takes about five minutes on two idle cores. The small form 
 images.
 """
 
+import hashlib
 import resource
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from safetensors.numpy import load_file
 
 from benchmarks.conditions import head
 from benchmarks.harness import Options, write_results
@@ -30,13 +33,15 @@ LOADERS = {
 
 
 class Measured(NamedTuple):
-    """A run: seconds of the train stage, its wait for images, CPU seconds of the whole run, final scores."""
+    """A run: seconds of the train stage, its wait for images, CPU seconds of the whole run, final scores, sha256 of the
+    weights."""
 
     seconds: float
     wait: float
     cpu_seconds: float
     top1: float
     loss: float
+    weights: str
 
 
 def main() -> None:
@@ -69,18 +74,31 @@ def measure(folder: Path, images: Path, changes: tuple[str, ...]) -> Measured:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = read_outcomes(done / "outcome.json")["train"].seconds
     assert scores.loss is not None
-    return Measured(seconds, history.phases["data_wait"], cpu, scores.top1, scores.loss)
+    weights = weights_digest(done / "model" / "model.safetensors")
+    return Measured(seconds, history.phases["data_wait"], cpu, scores.top1, scores.loss, weights)
+
+
+def weights_digest(file: Path) -> str:
+    """Return the sha256 of all arrays of a model, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, array in sorted(load_file(file).items()):
+        digest.update(name.encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def describe(found: dict[str, Measured], epochs: int) -> list[str]:
+    equal = len({one.weights for one in found.values()}) == 1
+    weights = "The final weights are the same to the bit." if equal else "The final weights DIFFER."
     return [
         f"`podscale run imagenette` for {epochs} epochs: a ResNet-18 of width 32 at 64 px on two processes, which also",
-        "decode. All loaders give the same pixels, so the scores are the same.",
+        f"decode. All loaders give the same pixels. {weights}",
         "",
-        "| loader | training, s | wait of a rank for images, s | CPU seconds of the run | top-1 | loss, nats |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| loader | training, s | wait of a rank for images, s | CPU seconds of the run | top-1 | loss, nats "
+        "| sha256 of the weights |",
+        "|---|---:|---:|---:|---:|---:|---|",
         *(
-            f"| {name} | {one.seconds:.1f} | {one.wait:.1f} | {one.cpu_seconds:.0f} | {one.top1:.2%} | {one.loss:.6f} |"
+            f"| {name} | {one.seconds:.1f} | {one.wait:.1f} | {one.cpu_seconds:.0f} | {one.top1:.2%} | {one.loss:.6f} "
+            f"| `{one.weights[:16]}` |"
             for name, one in found.items()
         ),
     ]

@@ -197,9 +197,9 @@ def _criterion_text(criterion: Mapping[str, Any]) -> str:
 
 def criterion_result(study: str, criterion: str) -> str:
     """Return the result of a study's criterion as its verdict has it, with the sign of the difference."""
-    for finding in study_result(study).findings:
-        if finding.startswith(f"{criterion}: "):
-            return finding.removeprefix(f"{criterion}: ")
+    for conclusion in study_result(study).conclusions:
+        if conclusion.startswith(f"{criterion}: "):
+            return conclusion.removeprefix(f"{criterion}: ")
     raise EvidenceError(f"{study} has no result of a criterion {criterion!r}")
 
 

@@ -1,11 +1,14 @@
 """Images per CPU-second from a shard set to training batches, by Podscale's loaders and by others.
 
-    podscale shard <document> && python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224]
+    podscale shard <document>
+    python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224] [--intervals 8 16]
 
 Every pipeline decodes, takes a random resized crop, flips half of the images and returns uint8 [n, 224, 224, 3]. CPU
 time is user + system of all threads of the process (getrusage), so other load on the machine matters little. The
 pipelines take turns in every round, each after a warm-up. A value is the best of the rounds; a ratio is the median over
-the rounds of the images per CPU-second, divided by those of PIL + torchvision with the same filter in the same round.
+the rounds of the images per CPU-second, divided by those of PIL + torchvision, DALI or tf.data with the same filter in
+the same round. The last column is by wall time, with one thread.
+
 The shard sets are read through links in a temporary folder, once with new decode indexes and once without any. The
 loader with kept coefficients reads an epoch before its first round, and stays open between rounds.
 
@@ -13,8 +16,9 @@ Further tables have the augmentation recipes of presets beside their authors' tr
 webdataset, timm, TensorFlow and OpenCV are measured if they are installed.
 """
 
+import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +42,8 @@ from podscale.data.sharding.decode_indexes import index_shards
 from podscale.errors import InputError
 
 ROUNDS = 5
+SIZE = 224
+"""Side of the images of the main page, pixels."""
 PACKAGES = (
     *("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy"),
     *("timm", "webdataset", "tensorflow-cpu", "opencv-python-headless"),
@@ -50,6 +56,8 @@ resizes. On GPUs `auto` takes DALI, whose resized pixels are not PIL's."""
 
 REFERENCE = "podscale reference (PIL's pixels)"
 USUAL = "PIL + torchvision transforms"
+DALI = "podscale dali (CPU)"
+TF_DATA = "tf.data, decode_and_crop_jpeg (without antialiasing)"
 NATIVE = "podscale native (PIL's pixels)"
 COEFFICIENTS = "podscale native, kept coefficients (PIL's pixels)"
 INDEXED = "podscale native with index (PIL's pixels)"
@@ -60,10 +68,12 @@ FILTERED: dict[str, Callable[[str], Pipeline]] = {
     INDEXED: partial(podscale_loader, "native"),
     NATIVE: partial(podscale_loader, "native"),
     REFERENCE: partial(podscale_loader, "reference"),
-    "podscale dali (CPU)": partial(podscale_loader, "dali"),
+    DALI: partial(podscale_loader, "dali"),
     USUAL: others.pil_transforms,
-    "PIL + timm's transforms": others.timm_transforms,
+    "PIL + timm's transforms (not timm's loader)": others.timm_transforms,
     "torchvision decode_jpeg + tensor transforms": others.tensor_transforms,
+    "webdataset, PIL + torchvision transforms": others.webdataset,
+    TF_DATA: others.tf_data,
 }
 """Pipelines by the filter that they resize with."""
 PIPELINES: dict[str, Pipeline] = {
@@ -71,11 +81,11 @@ PIPELINES: dict[str, Pipeline] = {
     for interpolation, ending in FILTERS.items()
     for name, build in FILTERED.items()
 } | {
-    "webdataset, PIL + torchvision transforms": others.webdataset,
-    "tf.data, decode_and_crop_jpeg (without antialiasing)": others.tf_data,
     "simplejpeg + OpenCV linear": others.opencv,
     "(decoding alone, simplejpeg)": others.decode_only,
 }
+BASES = (USUAL, DALI, TF_DATA)
+"""Pipelines that the others are compared with."""
 
 
 def measure(pipelines: Mapping[str, OpenPipeline], images: int) -> tuple[dict[str, list[Rate]], dict[str, Exception]]:
@@ -106,31 +116,50 @@ def link(directory: Path, target: Path) -> Path:
     return target
 
 
-def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> list[str]:
+def sparser(interval: int) -> str:
+    """Return the name of the pipeline with an index entry at every `interval`-th MCU."""
+    return f"{INDEXED.partition(' (')[0]} of every {interval} MCUs (PIL's pixels)"
+
+
+def open_indexed(directory: Path, scratch: Path, intervals: Sequence[int]) -> tuple[dict[int, Split], str]:
+    """Return the training split with a decode index of each interval, and a description of the sizes."""
+    splits, sizes = {}, []
+    for interval in intervals:
+        folder = link(directory, scratch / str(interval) / directory.name)
+        if not unavailable_reason("native", "cpu"):
+            written = index_shards(folder, interval)
+            share = written.index_bytes / written.shard_bytes
+            sizes.append(f"; index of every {interval} MCUs: {share:.1%} of the shards")
+        splits[interval] = ShardSet.open(folder).split("train")
+    return splits, "".join(sizes)
+
+
+def table(directory: Path, options: argparse.Namespace, scratch: Path) -> list[str]:
     """Return the table of one shard set."""
-    folders = [link(Path(directory), scratch / name / Path(directory).name) for name in ("plain", "indexed")]
-    interval, index = DataSection().decode_index, ""
-    if interval is not None and not unavailable_reason("native", "cpu"):
-        written = index_shards(folders[1], interval)
-        index = f"; decode index of {written.index_bytes / written.shard_bytes:.1%} of the shards"
-    split, indexed = (ShardSet.open(folder).split("train") for folder in folders)
+    images, batch, size = options.images, options.batch, options.size
+    split = ShardSet.open(link(directory, scratch / "plain" / directory.name)).split("train")
+    by_interval, index = open_indexed(directory, scratch, options.intervals)
+    indexed = by_interval[options.intervals[0]]
     kilobytes = split.column("size").mean() / 1000
     lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px{index}:", ""]
-    lines += ["| pipeline | images per CPU-second | ratio to PIL + torchvision | images/s |", "|---|---:|---:|---:|"]
+    lines += ["| pipeline | images per CPU-second | x PIL + torchvision | x DALI CPU | x tf.data | images/s |"]
+    lines += ["|---|---:|---:|---:|---:|---:|"]
     alone = {f"(crops alone with index, {version} kernels)": crops_alone(version) for version in kernels()}
     pipelines = {
         name: partial(pipeline, indexed if "with index" in name else split, batch, size)
         for name, pipeline in {**PIPELINES, **alone}.items()
     }
+    for interval in options.intervals[1:]:
+        pipelines[sparser(interval)] = partial(podscale_loader("native"), by_interval[interval], batch, size)
     rates, reasons = measure(pipelines, images)
     for name in pipelines:
         if name in reasons:
-            lines.append(f"| {name} | not measured: {reasons[name]} | | |")
+            lines.append(f"| {name} | not measured: {reasons[name]} | | | | |")
             continue
-        best = max(rates[name])
-        usual = rates[USUAL + FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]]
-        ratio = f"{_ratio(rates[name], usual):.2f}" if usual else ""
-        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {ratio} | {best.per_second:.0f} |")
+        best, ending = max(rates[name]), FILTERS["bicubic" if name.endswith(FILTERS["bicubic"]) else "bilinear"]
+        bases = [rates.get(base + ending, []) for base in BASES]
+        cells = [f"{_ratio(rates[name], base):.2f}" if base else "" for base in bases]
+        lines.append(f"| {name} | {best.per_cpu_second:.0f} | {' | '.join(cells)} | {best.per_second:.0f} |")
     lines.append("")
     if rates[INDEXED] and rates[NATIVE]:
         ratios = [_ratio(rates[INDEXED + ending], rates[NATIVE + ending]) for ending in FILTERS.values()]
@@ -138,7 +167,8 @@ def table(directory: str, images: int, batch: int, size: int, scratch: Path) -> 
     if rates[COEFFICIENTS]:
         kept, pixels = (size / 1000 for size in kept_bytes(split))
         lines += [f"An image in memory takes {kept:.1f} kB as coefficients, {pixels:.1f} kB as pixels.", ""]
-    lines += recipes(indexed, images, batch)
+    if options.small or size == SIZE:  # the recipes have sides of their own
+        lines += recipes(indexed, images, batch)
     if not unavailable_reason("native", "cpu"):
         lines += [*limits(indexed, images, size), ""]
     return lines
@@ -174,15 +204,24 @@ def main() -> None:
     parser.add_argument("shard_sets", nargs="*", metavar="SHARD_SET")
     parser.add_size("--images", full=2000, small=12, type=int, help="images of a measurement")
     parser.add_size("--batch", full=64, small=4, type=int)
-    parser.add_size("--size", full=224, small=32, type=int)
+    parser.add_size("--size", full=SIZE, small=32, type=int, help=f"side; other than {SIZE}: a page of its own")
+    parser.add_size(
+        "--intervals",
+        full=[DataSection().decode_index],
+        small=[8, 16],
+        type=int,
+        nargs="+",
+        help="MCUs between two entries of a decode index; the first is that of all tables",
+    )
     options = parser.read()
     if not options.shard_sets and not options.small:
         parser.error("SHARD_SET: missing. Give the shard sets to read.")
     lines = head("Input: images per CPU-second", PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:
-            lines += table(directory, options.images, options.batch, options.size, Path(scratch))
-    write_results(options.results, "input.md", [*lines, READING])
+            lines += table(Path(directory), options, Path(scratch))
+    page = "input.md" if options.small or options.size == SIZE else f"input-{options.size}.md"
+    write_results(options.results, page, [*lines, READING])
 
 
 if __name__ == "__main__":

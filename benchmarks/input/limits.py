@@ -1,13 +1,15 @@
 """Parts of a crop by themselves, whose cost limits any loader that has them."""
 
+import io
 from collections.abc import Callable
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.input.pipelines import draw_crops
 from benchmarks.measure import cpu_seconds, rate
 from podscale.data.crop import CropParams, CropParamsBatch
-from podscale.data.decode import decode
+from podscale.data.decode import Pixels, decode
 from podscale.data.native import Coefficients, CropDecoder, build_decode_index
 from podscale.data.shard_set import Split
 
@@ -26,6 +28,8 @@ def limits(split: Split, images: int, size: int) -> list[str]:
     widths, heights, crops = draw_crops(split, rows, size)
     packed = [(slot, one) for slot, one in enumerate(decoder.pack(files, [2**40] * len(files))) if one is not None]
     decoded = [decode(file) for file in files]
+    gray = [one for one in decoder.pack([to_gray(image) for image in decoded], [2**40] * len(files)) if one is not None]
+    assert len(gray) == len(files), "the extension packs gray JPEGs"
     output = np.empty((len(files), size, size, 3), dtype=np.uint8)
     source, target = (np.ones(COPIED, dtype=np.uint8) for _ in range(2))
 
@@ -36,12 +40,16 @@ def limits(split: Split, images: int, size: int) -> list[str]:
     def transform() -> int:
         return sum(restore(decoder, one, int(heights[slot]), int(widths[slot])) for slot, one in packed)
 
+    def transform_gray() -> int:
+        return sum(restore(decoder, one, int(heights[slot]), int(widths[slot])) for slot, one in enumerate(gray))
+
     def resize() -> None:
         decoder.decode(decoded, heights, widths, crops, output, "bilinear")
 
     file_bytes = sum(file.nbytes for file in files)
     cropped = int((crops.width.astype(np.int64) * crops.height).sum())
     coded, transformed, resized = (least_seconds(work) for work in (huffman, transform, resize))
+    one_component = least_seconds(transform_gray)
     copied = least_seconds(lambda: np.copyto(target, source))
     return [
         "| part of the work, alone | images per CPU-second | rate |",
@@ -50,10 +58,19 @@ def limits(split: Split, images: int, size: int) -> list[str]:
         f"{rate(file_bytes, coded) / 1e6:.0f} MB/s of files |",
         f"| inverse DCT, upsampling and colour of the middle square, from coefficients | "
         f"{rate(len(packed), transformed):.0f} | {rate(transform(), transformed) / 1e6:.0f} megapixels/s |",
+        f"| inverse DCT of one component, of the middle square of gray copies, from coefficients | "
+        f"{rate(len(gray), one_component):.0f} | {rate(transform_gray(), one_component) / 1e6:.0f} megapixels/s |",
         f"| resizing of crops, from pixels | {rate(len(files), resized):.0f} | "
         f"{rate(cropped, resized) / 1e6:.0f} megapixels/s |",
         f"| copying memory | | {rate(COPIED, copied) / 1e9:.1f} GB/s |",
     ]
+
+
+def to_gray(pixels: Pixels) -> Pixels:
+    """Return a gray JPEG of an image, whose decoding has no upsampling and no colours besides the inverse DCT."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert("L").save(file, "JPEG", quality=90)
+    return np.frombuffer(file.getvalue(), dtype=np.uint8)
 
 
 def restore(decoder: CropDecoder, packed: Coefficients, height: int, width: int) -> int:

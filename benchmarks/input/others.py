@@ -4,6 +4,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,29 +86,37 @@ def timm_transform(size: int, interpolation: str, auto_augment: str | None = Non
     return transform
 
 
-def webdataset(split: Split, batch: int, size: int) -> BatchSizes:
+def webdataset(interpolation: str = "bilinear") -> Pipeline:
     """webdataset reads a tar and decodes with PIL, torchvision crops and flips."""
-    import webdataset as wds
 
-    crop, images = torchvision_transforms(size, "bilinear"), np.empty((batch, size, size, 3), dtype=np.uint8)
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "train.tar"
-        with tarfile.open(path, "w") as archive:
-            for row in range(len(split)):
-                record = split.read(row).tobytes()
-                member = tarfile.TarInfo(f"{row:08}.jpg")
-                member.size = len(record)
-                archive.addfile(member, io.BytesIO(record))
-        dataset = wds.WebDataset(str(path), shardshuffle=False, empty_check=False).repeat()
-        samples = iter(dataset.decode("pilrgb").to_tuple("jpg").map_tuple(crop))
-        while True:
-            for slot in range(batch):
-                images[slot] = np.asarray(next(samples)[0])
-            yield batch
+    def run(split: Split, batch: int, size: int) -> BatchSizes:
+        import webdataset as wds
+
+        crop, images = torchvision_transforms(size, interpolation), np.empty((batch, size, size, 3), dtype=np.uint8)
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "train.tar"
+            with tarfile.open(path, "w") as archive:
+                for row in range(len(split)):
+                    record = split.read(row).tobytes()
+                    member = tarfile.TarInfo(f"{row:08}.jpg")
+                    member.size = len(record)
+                    archive.addfile(member, io.BytesIO(record))
+            dataset = wds.WebDataset(str(path), shardshuffle=False, empty_check=False).repeat()
+            samples = iter(dataset.decode("pilrgb").to_tuple("jpg").map_tuple(crop))
+            while True:
+                for slot in range(batch):
+                    images[slot] = np.asarray(next(samples)[0])
+                yield batch
+
+    return run
 
 
-def tf_data(split: Split, batch: int, size: int) -> BatchSizes:
+def tf_data(interpolation: str = "bilinear") -> Pipeline:
     """tf.data decodes the crop only, as TensorFlow's ResNet for TPUs, and resizes without antialiasing."""
+    return partial(_tf_data, interpolation)
+
+
+def _tf_data(interpolation: str, split: Split, batch: int, size: int) -> BatchSizes:
     import tensorflow as tf
 
     records = [split.read(row).tobytes() for row in range(len(split))]
@@ -126,7 +135,7 @@ def tf_data(split: Split, batch: int, size: int) -> BatchSizes:
         )
         window = tf.concat([begin[:2], extent[:2]], axis=0)
         image = tf.image.decode_and_crop_jpeg(record, window, channels=3)
-        resized = tf.image.resize(image, [size, size], method="bilinear")
+        resized = tf.image.resize(image, [size, size], method=interpolation)
         return tf.cast(tf.image.random_flip_left_right(resized), tf.uint8)
 
     dataset = tf.data.Dataset.from_tensor_slices(records).repeat().map(crop).batch(batch)

@@ -29,10 +29,10 @@ RECIPES: Mapping[str, Recipe] = {
     "goyal2017-8k": Recipe("torchvision", pil_pipeline(partial(torchvision_transforms, interpolation="bilinear"))),
     "torchvision-v2": Recipe("torchvision", pil_pipeline(torchvision_v2)),
     "rsb-a1": Recipe(
-        "timm", pil_pipeline(partial(timm_transform, interpolation="bicubic", auto_augment="rand-m7-mstd0.5-inc1"))
+        "timm", pil_pipeline(partial(timm_transform, interpolation="random", auto_augment="rand-m7-mstd0.5-inc1"))
     ),
     "rsb-a3": Recipe(
-        "timm", pil_pipeline(partial(timm_transform, interpolation="bicubic", auto_augment="rand-m6-mstd0.5-inc1"))
+        "timm", pil_pipeline(partial(timm_transform, interpolation="random", auto_augment="rand-m6-mstd0.5-inc1"))
     ),
 }
 """Recipes by preset."""

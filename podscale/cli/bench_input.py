@@ -166,7 +166,7 @@ def _run_input(run: "RunConfig", device: str) -> "RunInput":
     from podscale.config.preflight.host import processes_per_node
     from podscale.data.loaders.build_loader import resolve_loader
 
-    loader = resolve_loader(run.input.loader, device, has_augmentation=run.input.augment.is_enabled)
+    loader = resolve_loader(run.input.loader, device, needs_cpu_loader=run.input.needs_cpu_loader)
     return RunInput(loader, run.input.workers, processes_per_node(run))
 
 

@@ -72,15 +72,14 @@ def expected_cores(config: RunConfig) -> ExpectedCores | None:
     from podscale.data.native_support import has_mostly_sequential_jpegs
     from podscale.data.shard_set import ShardSet
 
-    has_augmentation = config.input.augment.is_enabled
     if not shard_set_counts(config) or (host_info.visible_gpus() and config.input.loader == "auto"):
         return None
     try:
-        loader = resolve_loader(config.input.loader, "cpu", has_augmentation=has_augmentation)
+        loader = resolve_loader(config.input.loader, "cpu")
         split = ShardSet.open(dataset_directory(config.run.workspace, config.data)).split("train")
     except InputError:
         return None
-    if has_augmentation or (loader, False) not in CORE_RATES or not has_mostly_sequential_jpegs(split):
+    if config.input.augment.is_enabled or (loader, False) not in CORE_RATES or not has_mostly_sequential_jpegs(split):
         return None
     has_index = split.decode_index(0) is not None
     kilobytes = float(split.column("size").mean()) / 1000

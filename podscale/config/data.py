@@ -178,10 +178,11 @@ class InputSection(Section):
         "host caches.",
     )
     groups: int = result_field(1, "Shard groups of the blocked order; every number of hosts must divide it.", ge=1)
-    interpolation: Interpolation = result_field(
+    interpolation: Literal["bilinear", "bicubic", "random"] = result_field(
         "bilinear",
         "Filter that resizes images, in training and in evaluation; antialiased, as in Pillow. `bicubic` is Keys' with "
-        "a = -0.5.",
+        "a = -0.5. `random`: one of the two for each training crop, drawn by (seed, epoch, sample), with the loaders "
+        "native and reference; bicubic in evaluation.",
     )
     crop: CropSection = CropSection()
     augment: AugmentSection = AugmentSection()
@@ -231,6 +232,16 @@ class InputSection(Section):
         "coefficients of JPEGs, about twice the bytes of the file, only with the loader native. `auto`: the form with "
         "the higher rate, measured on a few images at the start. Pixels of crops stay the same.",
     )
+
+    @property
+    def eval_interpolation(self) -> Interpolation:
+        """Filter in evaluation and prediction."""
+        return "bicubic" if self.interpolation == "random" else self.interpolation
+
+    @property
+    def needs_cpu_loader(self) -> bool:
+        """Return True if only the loaders on CPUs have these options."""
+        return self.augment.is_enabled or self.interpolation == "random"
 
     @field_validator("loader", mode="before")
     @classmethod

@@ -172,6 +172,13 @@ def check_input(config: RunDocument) -> None:
                 got=section.loader,
                 hint="Set input.loader=native or reference, or leave input.augment out.",
             )
+        if section.interpolation == "random":
+            raise conflict_error(
+                "input.loader",
+                "it resizes all crops with one filter, and input.interpolation=random needs two",
+                got=section.loader,
+                hint="Set input.loader=native or reference, or input.interpolation=bicubic.",
+            )
     _check_padding(config)
     _check_standardization(section)
     if section.order == "global" and section.groups != 1:

@@ -11,7 +11,7 @@ from podscale.config.data import Interpolation
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.data.augment import Augmentation
-from podscale.data.crop import CropParamsBatch, evaluation_crops, training_crops
+from podscale.data.crop import CropParamsBatch, evaluation_crops, random_filters, training_crops
 from podscale.data.loaders.base import BadRecordGuard, Batch
 from podscale.data.sampler import RowIndices, Sampler, evaluation_rows
 from podscale.data.shard_set import Split
@@ -48,6 +48,7 @@ class BatchPlan(Protocol):
 
     split: Split
     interpolation: Interpolation
+    """Filter of all crops; of a random one, that of evaluation."""
 
     @property
     def augment(self) -> Augmentation | None:
@@ -66,6 +67,10 @@ class BatchPlan(Protocol):
 
     def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
         """Return the crops of these `rows` in their `epochs`, both int64 [n]."""
+        ...
+
+    def filters_of(self, rows: RowIndices, epochs: RowIndices) -> npt.NDArray[np.bool_]:
+        """Return True for each crop, of `rows` in their `epochs`, that is resized bicubically; False for bilinearly."""
         ...
 
     def make_batch(self, request: BatchRequest, images: Any) -> Batch:
@@ -87,7 +92,8 @@ class TrainingBatchPlan:
         ranks: range,
         world_size: int,
     ) -> None:
-        self.split, self.interpolation, self._phases = split, config.input.interpolation, phases
+        self.split, self.interpolation, self._phases = split, config.input.eval_interpolation, phases
+        self._draws_filters = config.input.interpolation == "random"
         self._seed = config.run.seed
         self._sampler, self._guard, self._ranks, self._world_size = sampler, guard, ranks, world_size
         augments = config.input.augment.is_enabled
@@ -102,6 +108,11 @@ class TrainingBatchPlan:
     def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
         keys, sizes = self.split.keys[rows], _image_sizes(self.split, rows)
         return training_crops(self._seed, epochs, keys, *sizes, crop=self.crop_at(step), size=self.image_size_at(step))
+
+    def filters_of(self, rows: RowIndices, epochs: RowIndices) -> npt.NDArray[np.bool_]:
+        if self._draws_filters:
+            return random_filters(self._seed, epochs, self.split.keys[rows])
+        return np.full(len(rows), self.interpolation == "bicubic")
 
     def image_size_at(self, step: int) -> int:
         return self._phase_at(step)[1]
@@ -131,7 +142,7 @@ class EvaluationBatchPlan:
     def __init__(
         self, config: RunConfig, split: Split, guard: BadRecordGuard, *, ranks: range, world_size: int
     ) -> None:
-        self.split, self.interpolation, self._size = split, config.input.interpolation, config.eval_image_size
+        self.split, self.interpolation, self._size = split, config.input.eval_interpolation, config.eval_image_size
         self._fraction, self._batch_size = config.evaluate.crop_fraction, config.evaluate.batch
         self._guard, self._ranks, self._world_size = guard, ranks, world_size
 
@@ -146,6 +157,9 @@ class EvaluationBatchPlan:
 
     def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
         return evaluation_crops(*_image_sizes(self.split, rows), size=self._size, fraction=self._fraction)
+
+    def filters_of(self, rows: RowIndices, epochs: RowIndices) -> npt.NDArray[np.bool_]:
+        return np.full(len(rows), self.interpolation == "bicubic")
 
     def image_size_at(self, step: int) -> int:
         return self._size

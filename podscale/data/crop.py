@@ -18,6 +18,7 @@ from podscale.data.rng import derive_key, uniform
 IntArray = npt.NDArray[np.int64]
 
 _KEY_DOMAIN = 0x63726F70  # "crop": keeps these keys apart from those of the sample order
+_FILTER_DOMAIN = 0x66696C74  # "filt": keeps the draws of filters apart from those of the crops
 _TRIES = 10
 
 
@@ -96,6 +97,15 @@ def training_crops(
     top = np.where(fits, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
     target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
     return CropParamsBatch(left, top, width, height, target, target, zero, zero, flip)
+
+
+def random_filters(seed: int, epochs: IntArray, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Return for each crop True, for bicubic, or False, for bilinear, both with probability 1/2.
+
+    `epochs` and `keys` are those of `training_crops`.
+    """
+    is_bicubic: npt.NDArray[np.bool_] = uniform(derive_key(seed, _FILTER_DOMAIN, epochs, keys)) < 0.5
+    return is_bicubic
 
 
 def _padded_crops(

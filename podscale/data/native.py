@@ -36,6 +36,10 @@ another size than the index has, `data` damaged or unusual entropy-coded data, `
 not the image's."""
 
 
+NO_RECORD: Pixels = np.empty(0, dtype=np.uint8)
+"""Record that the extension refuses."""
+
+
 def is_installed() -> bool:
     """Return True if the extension is installed."""
     return _native is not None
@@ -203,6 +207,36 @@ class CropDecoder:
         buffers = [record.packed if isinstance(record, Coefficients) else record for record in records]
         size, is_bicubic = images.shape[1], interpolation == "bicubic"
         self._decoder.decode(buffers, is_packed, found, table, images, status, size, is_bicubic, self._rows_first)
+        return status
+
+    def decode_filtered(
+        self,
+        records: Sequence[Pixels | Coefficients],
+        heights: npt.NDArray[np.integer],
+        widths: npt.NDArray[np.integer],
+        crops: CropParamsBatch,
+        images: Pixels,
+        is_bicubic: npt.NDArray[np.bool_],
+        indexes: Sequence[ImageIndex] | None = None,
+    ) -> npt.NDArray[np.uint8]:
+        """Do as `decode`, with a filter for each crop.
+
+        A call has one filter. In that of the other filter a record is empty, which the extension refuses before it
+        writes to the image.
+
+        Args:
+            heights: [n], pixels.
+            widths: [n], pixels.
+            is_bicubic: bool [n], False for the bilinear filter.
+        """
+        status = np.zeros(len(records), dtype=np.uint8)
+        for interpolation in RESAMPLING:
+            chosen = is_bicubic == (interpolation == "bicubic")
+            if not chosen.any():
+                continue
+            own = [record if one else NO_RECORD for record, one in zip(records, chosen.tolist(), strict=True)]
+            found = self.decode(own, heights, widths, crops, images, interpolation, indexes)
+            status[chosen] = found[chosen]
         return status
 
     def pack(self, records: Sequence[Pixels], limits: Sequence[int]) -> list[Coefficients | None]:

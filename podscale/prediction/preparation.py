@@ -42,7 +42,7 @@ class ImagePreparer:
         self._rewrites = convert or rules.resize_short is not None
         self._rules = replace(rules, convert=convert, decode=self._rewrites)
         self.size, self._fraction = config.eval_image_size, config.evaluate.crop_fraction
-        self._interpolation = config.input.interpolation
+        self._interpolation = config.input.eval_interpolation
         self._native = native.CropDecoder(1) if native.is_available() else None
         self._thread_local = threading.local()
 

@@ -183,10 +183,10 @@ def _normalisation(data: ReportData) -> str:
     if section.per_image_standardization:
         return (
             "Each image is standardised by itself: (pixels - mean) / max(deviation, 1 / sqrt(number of values)), over "
-            f"pixels from 0 to 255 of all channels. Images are resized with a {section.interpolation} filter."
+            f"pixels from 0 to 255 of all channels. Images are resized with a {section.eval_interpolation} filter."
         )
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (section.mean, section.std))
     return (
         f"Pixels are scaled to [0, 1], then normalised with mean ({mean}) and standard deviation ({std}) per RGB "
-        f"channel. Images are resized with a {section.interpolation} filter."
+        f"channel. Images are resized with a {section.eval_interpolation} filter."
     )

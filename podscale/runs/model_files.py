@@ -89,7 +89,7 @@ def preprocessing_of(config: RunConfig) -> dict[str, Any]:
         "color": "RGB",
         "image_size": config.eval_image_size,
         "crop_fraction": config.evaluate.crop_fraction,
-        "interpolation": config.input.interpolation,
+        "interpolation": config.input.eval_interpolation,
         "per_image_standardization": config.input.per_image_standardization,
         "mean": list(config.input.mean),
         "std": list(config.input.std),

@@ -20,8 +20,8 @@ from tests.support.xla import QUICK_XLA
 BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"__init__", "conditions", "harness", "http_load", "measure", "samples", "world"}
 """Modules that benchmarks share; all others are benchmarks."""
-OTHER_DATA = {"parity-digits.md", "parity-photographs.md"}
-"""Pages named after their data; the small form has other data."""
+OTHER_DATA = {"parity-digits.md", "parity-photographs.md", "input-64.md"}
+"""Pages named after their data or their image size; the small form has others."""
 ENVIRONMENT = {
     "XLA_FLAGS": QUICK_XLA,
     "TORCH_CPP_LOG_LEVEL": "ERROR",

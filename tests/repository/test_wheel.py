@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from podscale.evaluation.evaluation_json import read_evaluation
 from podscale.version import RELEASE
+from tests.support.shard_set import encode_image, smooth_pixels
 from tools import distribution
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,19 +143,35 @@ def test_the_wheel_installs_with_its_extras_and_has_its_version(wheel_environmen
     assert outside(tmp_path, wheel_environment / "podscale", "--version").stdout == f"podscale {RELEASE}\n"
 
 
+RUN = ("run.id=wheel", "launch.processes=1", "model.width=4", "train.epochs=1", "train.schedule.warmup_epochs=0")
+
+
+def run_outside(wheel_environment: Path, folder: Path, preset: str, *options: str) -> None:
+    """Run a preset by the wheel, with one process and a narrow model."""
+    settings = [word for option in (*RUN, *options) for word in ("--set", option)]
+    done = outside(folder, wheel_environment / "podscale", "run", preset, *settings)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (folder / "runs" / "wheel" / "report.html").stat().st_size > 10_000
+
+
 @pytest.mark.slow
 def test_the_wheel_runs_the_digits(wheel_environment: Path, tmp_path: Path) -> None:
-    options = [
-        "run.id=wheel",
-        "launch.processes=1",
-        "model.width=4",
-        "train.epochs=1",
-        "train.schedule.warmup_epochs=0",
-    ]
-    settings = [word for option in options for word in ("--set", option)]
-    done = outside(tmp_path, wheel_environment / "podscale", "run", *settings)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert (tmp_path / "runs" / "wheel" / "report.html").stat().st_size > 10_000
+    run_outside(wheel_environment, tmp_path, "digits")
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_on_jpegs_without_the_extension(wheel_environment: Path, tmp_path: Path) -> None:
+    """The wheel for all machines has no native decoder; the loader reference decodes the JPEGs."""
+    for number in range(24):
+        path = tmp_path / "photos" / f"class{number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_image(smooth_pixels(number, 48, 40)))
+    code = "from podscale.data import native; print(native.is_installed())"
+    assert outside(tmp_path, wheel_environment / "python", "-c", code).stdout == "False\n"
+    model = ("model.name=resnet18", "model.stem=small", "input.image_size=32", "train.global_batch=8")
+    run_outside(wheel_environment, tmp_path, "imagefolder", "data.source=photos", "launch.threads=1", *model)
+    evaluation = read_evaluation(tmp_path / "runs" / "wheel" / "evaluation.json")
+    assert evaluation.scores.samples == 4
 
 
 def test_the_sbom_lists_the_locked_packages_of_the_release(dist: Path) -> None:

@@ -14,6 +14,15 @@ def with_segment(data: bytes, marker: int, content: bytes) -> bytes:
     return data[:scan] + bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2, "big") + content + data[scan:]
 
 
+def before_segments(data: bytes, inserted: bytes) -> bytes:
+    """Insert bytes in front of the tables, the frame and the scan."""
+    marks = (b"\xff\xdb", b"\xff\xc0", b"\xff\xc4", b"\xff\xda")
+    for mark in marks:
+        at = data.index(mark)
+        data = data[:at] + inserted + data[at:]
+    return data
+
+
 def without_markers(data: bytes) -> bytes:
     """Remove the JFIF segment."""
     assert data[2:4] == b"\xff\xe0"
@@ -47,6 +56,8 @@ def refused_images() -> dict[str, tuple[bytes, str]]:
         "no quantisation table": (changed(good.index(b"\xff\xdb") + 4, 3), "format"),
         "a table of all ones": (changed(good.index(b"\xff\xc4") + 5, 2), "format"),
         "two frames": (good[:sof] + good[sof:scan] + good[sof:], "format"),
+        "garbage between header segments": (before_segments(good, b"abc"), "format"),
+        "fill bytes before markers": (before_segments(good, b"\xff\xff"), "format"),
         "other components": (changed(sof + 10, 9), "format"),
         "two images": (good + good, "data"),
         "two images of other sizes": (good + encode_image(rgb[:20]), "data"),

@@ -49,7 +49,7 @@ def build_loader(
     rows = np.concatenate([sampler.rows_of_host(host) for host in hosts])
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     batch_plan = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
-    name = _loader_of(config, batch_plan, device)
+    name = resolve_loader(config.input.loader, device, needs_cpu_loader=config.input.needs_cpu_loader)
     split.prefetch(rows, with_indexes=name == "native")
     decoded_bytes = config.input.decoded_cache_bytes
     wants_hint = name == "native" and ranks.start == 0 and not decoded_bytes
@@ -63,7 +63,7 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
     rows = np.arange(len(split))
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     batch_plan = EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size)
-    name = _loader_of(config, batch_plan, device)
+    name = resolve_loader(config.input.loader, device)
     split.prefetch(rows, with_indexes=name == "native")
     return _make_loader(name, config, batch_plan, guard, device, rows)
 
@@ -88,14 +88,10 @@ def decode_index_hint(split: Split, crop: CropSection) -> str:
     )
 
 
-def _loader_of(config: RunConfig, batch_plan: BatchPlan, device: str) -> str:
-    return resolve_loader(config.input.loader, device, has_augmentation=batch_plan.augment is not None)
-
-
-def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
-    """Resolve `auto` by device and installed software; on a CPU or with augmentation it decodes on the CPU."""
+def resolve_loader(name: str, device: str, *, needs_cpu_loader: bool = False) -> str:
+    """Resolve `auto` by device and installed software; on a CPU, or if the crops need it, it decodes on the CPU."""
     if name == "auto":
-        if has_augmentation or not device.startswith("cuda"):
+        if needs_cpu_loader or not device.startswith("cuda"):
             return _cpu_loader()
         return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else _cpu_loader()
     if name == "native":

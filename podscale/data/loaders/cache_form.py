@@ -99,10 +99,11 @@ def estimate_forms(
     crops = batch_plan.crops_of(0, own, np.zeros_like(own))
     size = batch_plan.image_size_at(0)
     images = np.empty((len(own), size, size, 3), dtype=np.uint8)
+    filters = batch_plan.filters_of(own, np.zeros_like(own))
 
     def seconds(records: Sequence[Pixels | Coefficients], indexes: Sequence[ImageIndex] | None = None) -> float:
-        arguments = (heights[own], widths[own], crops, images, batch_plan.interpolation, indexes)
-        return _least_seconds(lambda: decoder.decode(records, *arguments)) / len(own)
+        arguments = (heights[own], widths[own], crops, images, filters, indexes)
+        return _least_seconds(lambda: decoder.decode_filtered(records, *arguments)) / len(own)
 
     pixel_bytes = 3.0 * float((heights[rows].astype(np.int64) * widths[rows]).sum())
     growth = sum(one.nbytes for one in coefficients) / sum(map(len, files))

@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from podscale.config.data import Interpolation
 from podscale.data.augment import RandomDraws
 from podscale.data.batch_plan import BatchPlan, BatchRequest
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode_rows
 from podscale.data.loaders.base import BadRecordGuard, Batch
 from podscale.data.loaders.decoded_cache import CachedImage, ImageStore, OwnImages
-from podscale.data.native import REASONS, Coefficients, CropDecoder
+from podscale.data.native import NO_RECORD, REASONS, Coefficients, CropDecoder
 from podscale.data.shard_set import Split
 
 log = logging.getLogger("podscale.data")
 
 _CHUNK = 4  # images per task
-_NOTHING: Pixels = np.empty(0, dtype=np.uint8)  # the extension refuses it
 
 
 AllocateImages = Callable[[tuple[int, ...]], Pixels]
@@ -228,9 +228,14 @@ class PillowLoader:
     def _fill(self, pending: PendingBatch, slots: Sequence[int]) -> None:
         for slot in slots:
             pixels, crop = self._decode_or_substitute(pending, slot)
-            image = crop_and_resize(pixels, crop, pending.size, self._batch_plan.interpolation)
+            image = crop_and_resize(pixels, crop, pending.size, self._filter(pending, slot))
             done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
             pending.images[slot] = done
+
+    def _filter(self, pending: PendingBatch, slot: int) -> Interpolation:
+        one = slice(slot, slot + 1)
+        [is_bicubic] = self._batch_plan.filters_of(pending.rows[one], pending.request.epochs[one])
+        return "bicubic" if is_bicubic else "bilinear"
 
     def _draws(self, pending: PendingBatch, slot: int) -> RandomDraws:
         assert self._augment is not None
@@ -305,13 +310,13 @@ class NativeLoader(PillowLoader):
         packed = self._pack(rows, files) if self._packs else {}
         for slot, record in {**files, **packed}.items():
             records[slot] = record
-        status = self._decoder.decode(
-            [_NOTHING if record is None else record for record in records],
+        status = self._decoder.decode_filtered(
+            [NO_RECORD if record is None else record for record in records],
             split.column("height")[rows],
             split.column("width")[rows],
             pending.crops,
             pending.images[:count],
-            self._batch_plan.interpolation,
+            self._batch_plan.filters_of(rows, pending.request.epochs[:count]),
             split.decode_indexes(rows),
         )
         refused = np.flatnonzero(status).tolist()

@@ -292,11 +292,16 @@ def test_repeats_are_augmented_differently() -> None:
     assert len({row for row, _ in seen[:30]}) == 10, "an epoch sees a third of the samples"
 
 
-def test_a_policy_is_the_reference_loaders() -> None:
-    assert resolve_loader("auto", "cuda:0", has_augmentation=True) == ON_CPU
+def test_a_policy_and_random_filters_are_the_reference_loaders() -> None:
+    assert loads("input: {interpolation: random}").input.needs_cpu_loader
+    assert loads("input: {augment: {erase: 0.1}}").input.needs_cpu_loader
+    assert not loads("input: {interpolation: bicubic}").input.needs_cpu_loader
+    assert resolve_loader("auto", "cuda:0", needs_cpu_loader=True) == ON_CPU
     for loader in ("dali", "nvjpeg"):
         with refused("input.augment", field="input.loader", got=loader):
             loads(f"input: {{loader: {loader}, augment: {{erase: 0.1}}}}")
+        with refused("input.interpolation=random", field="input.loader", got=loader):
+            loads(f"input: {{loader: {loader}, interpolation: random}}")
 
 
 def test_options_of_another_policy_are_refused() -> None:

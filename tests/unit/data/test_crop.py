@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from podscale.config import loads
 from podscale.config.schedule import CropSection
-from podscale.data.crop import CropParamsBatch, evaluation_crops, training_crops
+from podscale.data.crop import CropParamsBatch, evaluation_crops, random_filters, training_crops
 from tests.support.refusals import refused
 
 
@@ -68,6 +68,20 @@ def test_a_crop_depends_on_seed_epoch_and_key_alone() -> None:
     assert every[37] == alone[0]
     for other in (views(keys, 300, 200, epoch=1), views(keys, 300, 200, seed=1)):
         assert sum(every[i] == other[i] for i in range(100)) < 5
+
+
+def test_a_filter_depends_on_seed_epoch_and_key_alone() -> None:
+    """It is drawn apart from the crop, so half of the mirrored and half of the other crops have each filter."""
+    keys = np.arange(20_000, dtype=np.uint64)
+    drawn = random_filters(3, np.full(len(keys), 1), keys)
+    assert np.array_equal(drawn[7:19], random_filters(3, np.full(12, 1), keys[7:19]))
+    golden = [0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0]
+    assert random_filters(7, np.full(16, 2), keys[:16]).tolist() == golden
+    for other in (random_filters(4, np.full(len(keys), 1), keys), random_filters(3, np.full(len(keys), 2), keys)):
+        assert (drawn == other).mean() == pytest.approx(0.5, abs=0.02)
+    made = views(keys, 500, 400, seed=3, epoch=1)
+    for chosen in (made.flip, ~made.flip, made.left > np.median(made.left), made.width > np.median(made.width)):
+        assert drawn[chosen].mean() == pytest.approx(0.5, abs=0.02)
 
 
 def test_golden_crops() -> None:

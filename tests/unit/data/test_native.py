@@ -2,6 +2,8 @@
 
 import io
 import os
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -250,6 +252,43 @@ def test_a_batch_is_the_same_with_any_number_of_threads() -> None:
         assert np.array_equal(images, found[0])
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
+
+
+def test_a_batch_may_have_a_filter_for_each_crop() -> None:
+    """Two calls of the extension leave the images of each other alone, and the statuses are those of either call."""
+    record, crop = as_record(encoded("4:2:0", 60, 70)), CropParams(3, 2, 60, 50, SIZE, SIZE, 0, 0, False)
+    records = [record, as_record(b"nothing"), record, record, as_record(b"nothing")]
+    is_bicubic, count = np.array([True, False, False, True, True]), len(records)
+    sides = np.full(count, 60), np.full(count, 70)
+    images, status = np.full((count, SIZE, SIZE, 3), 77, dtype=np.uint8), np.array([0, 1, 0, 0, 1])
+    crops = batch_of([crop] * count)
+    for mixed in (is_bicubic, ~is_bicubic, np.full(count, True), np.full(count, False)):
+        found = CropDecoder(2).decode_filtered(records, *sides, crops, images, mixed)
+        assert np.array_equal(found, status)
+        for slot in np.flatnonzero(status == 0):
+            filtered = "bicubic" if mixed[slot] else "bilinear"
+            assert_exact(images[[slot]], Photograph(record, 60, 70), [crop], filtered=filtered)
+
+
+def test_other_threads_of_python_run_while_it_decodes() -> None:
+    """The longest pause of a thread that does nothing but wake up is far shorter than the decoding."""
+    record, wakings, done = as_record(encoded("4:2:0", 1000, 1500)), list[float](), threading.Event()
+    decoder = CropDecoder(1)
+    crops = [CropParams(0, 0, 1500, 1000, SIZE, SIZE, 0, 0, False)] * 6
+
+    def wake() -> None:
+        while not done.wait(0.001):
+            wakings.append(time.perf_counter())
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    start = time.perf_counter()
+    _, status = native(decoder, record, (1000, 1500), crops)
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    assert not status.any()
+    assert np.diff([start, *(at for at in wakings if start < at < end), end]).max() < (end - start) / 2
 
 
 @pytest.mark.parametrize(

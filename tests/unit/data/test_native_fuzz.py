@@ -62,6 +62,15 @@ def test_a_crash_of_the_fuzzer_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         native_fuzz.fuzz(tmp_path, 0.1)
 
 
+def test_a_slow_or_large_input_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libFuzzer's own limits are 20 minutes and 2 GiB, and a slow input does not end it otherwise."""
+    options = tmp_path / "options"
+    script = f'echo "$@" > {options}; echo "cov: 1\nstat::number_of_executed_units: 1" >&2'
+    monkeypatch.setattr(native_fuzz, "PROGRAM", fuzzer(tmp_path, script))
+    native_fuzz.fuzz(tmp_path, 0.1)
+    assert {"-timeout=10", "-rss_limit_mb=2048"} <= {*options.read_text().split()}
+
+
 def test_runs_of_the_same_sources_are_added(tmp_path: Path) -> None:
     file, counts = tmp_path / "runs.json", {"inputs": 7, "cpu_seconds": 2, "edges": 81}
     assert native_fuzz.add_run(file, "a", counts) == {"runs": 1, "cpu_seconds": 2, "inputs": 7}

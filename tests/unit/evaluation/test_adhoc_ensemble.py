@@ -36,6 +36,11 @@ def test_images_are_prepared_as_in_the_training(tmp_path: Path) -> None:
     assert preprocessing_of(document) == preprocessing_of(TRAINED)
 
 
+def test_a_model_trained_with_random_filters_is_evaluated_with_the_bicubic_one() -> None:
+    document = RunConfig.model_validate({"input": {"interpolation": "random"}})
+    assert preprocessing_of(document)["interpolation"] == "bicubic"
+
+
 @pytest.mark.parametrize("option", ["interpolation", "per_image_standardization"])
 def test_an_option_that_an_older_model_does_not_name_has_its_default(option: str, tmp_path: Path) -> None:
     document = adhoc_ensemble_document(models(tmp_path, (option,)), [], "shards")

@@ -50,7 +50,7 @@ def test_pixels_are_those_of_evaluation(make_shard_set: MakeShardSet) -> None:
 
 
 @pytest.mark.skipif(not native.is_available(), reason="the native extension is not installed")
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
 @pytest.mark.parametrize("fraction", [0.875, 1.0])
 def test_the_native_extension_has_the_pixels_of_pillow(
     interpolation: str, fraction: float, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,13 @@ from tests.support.store import QUICK, serve
 SECTIONS: dict[str, dict[str, Any]] = {
     "random crops": {},
     "bicubic": {"interpolation": "bicubic"},
+    "filters at random": {"interpolation": "random"},
+    "filters at random, some coefficients, augmented": {
+        "interpolation": "random",
+        "decoded_cache_bytes": 100_000,
+        "decoded_cache_form": "coefficients",
+        "augment": {"policy": "trivial_augment"},
+    },
     "squares": {"crop": {"short_side": 0.7}},
     "padded": {"crop": {"padding": 5}},
     "augmented": {"augment": {"policy": "rand_augment", "erase": 0.3}},
@@ -79,6 +86,15 @@ def test_evaluation_batches_are_those_of_the_reference(size, interpolation, mixe
                 for name in ("reference", "native")
             )
         )
+
+
+@pytest.mark.parametrize("loader", ["reference", NATIVE, pytest.param("dali", marks=needs_dali)])
+def test_evaluation_is_bicubic_if_training_draws_filters(loader, make_shard_set) -> None:
+    directory = make_shard_set()
+    config = document(input={"interpolation": "random"})
+    bicubic = evaluate(document(loader, input={"interpolation": "bicubic"}), directory)
+    config = config.model_copy(update={"input": config.input.model_copy(update={"loader": loader})})
+    assert_same_batches(bicubic, evaluate(config, directory))
 
 
 @needs_native

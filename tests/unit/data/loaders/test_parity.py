@@ -12,7 +12,7 @@ from PIL import Image
 
 from podscale.config import load
 from podscale.config.run_config import RunConfig
-from podscale.data.crop import training_crops
+from podscale.data.crop import random_filters, training_crops
 from podscale.data.decode import BadRecord, decode
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
@@ -142,6 +142,24 @@ def test_training_pixels_are_torchvisions(loader, interpolation, make_shard_set)
         expected = functional.resized_crop(image, view.top, view.left, view.height, view.width, [40, 40], mode)
         expected = functional.hflip(expected) if view.flip else expected
         assert np.array_equal(batch.images[slot], np.asarray(expected))
+
+
+@pytest.mark.parametrize("loader", ["reference", NATIVE])
+def test_random_filters_are_those_that_are_drawn(loader, make_shard_set) -> None:
+    """Each crop has the pixels of one of the two filters, by its seed, epoch and sample; a copy draws its own."""
+    directory = make_shard_set()
+    by_filter = {
+        name: train(document(loader, size=40, input={"interpolation": name, "repeats": 2}), directory, 0, 14)
+        for name in ("bilinear", "bicubic", "random")
+    }
+    sampler = build_sampler(document(input={"repeats": 2}), ShardSet.open(directory).split("train"))
+    seen = []
+    for batch, bilinear, bicubic in zip(*(by_filter[name] for name in ("random", "bilinear", "bicubic")), strict=True):
+        is_bicubic = random_filters(4, sampler.global_batch(batch.step).epochs, batch.keys)
+        assert not any(np.array_equal(*pair) for pair in zip(bilinear.images, bicubic.images, strict=True))
+        assert np.array_equal(batch.images, np.where(is_bicubic[:, None, None, None], bicubic.images, bilinear.images))
+        seen += is_bicubic.tolist()
+    assert 0.3 < np.mean(seen) < 0.7
 
 
 FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
