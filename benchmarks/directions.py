@@ -109,8 +109,8 @@ FAMILIES: dict[str, Family] = {
         note=(
             "`decay` is the geometric mean of beta as it is applied, within 0 and 1.",
             "",
-            "NLCG is the variant `displacement`, which is ours. The first two rows are the same in the authors' variant",
-            "`released`. The rows with the step heuristic or the preconditioner are not.",
+            "NLCG is the variant `displacement`, which is ours. In the authors' variant, `released`, the first two",
+            "rows are the same. The rows with the step heuristic or the preconditioner are not.",
             "",
         ),
     ),

@@ -14,6 +14,8 @@
 # NCU=0: skip the bytes of each kernel, which need NVIDIA's ncu.
 # REHEARSE=1: go on if something is missing, for example a GPU.
 # SWEEP: series of the sweep, default gpu.
+# TORCHINDUCTOR_CACHE_DIR: the compiler's cache, default OUT/gpu-inductor. Keep it for the next session: max-autotune takes
+#   minutes without it. It is not filled beside the tests, because it would choose kernels by times on a busy GPU.
 # Further arguments go to `podscale bench train`.
 set -u
 cd "$(dirname "$0")/.."
@@ -32,7 +34,7 @@ OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TES
 TEST_LIMIT=${TEST_LIMIT:-250} JOBS=${JOBS:-$((($(nproc) + 1) / 2))} NCU=${NCU:-1}
 SECONDS=0
 mkdir -p "$OUT"
-export PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-/tmp/podscale-inductor}
+export PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$(realpath "$OUT")/gpu-inductor}
 export PYTHONPATH=${PYTHONPATH:-}
 if [ -n "${WHEELS:-}" ]; then
   "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target /tmp/podscale-site \

@@ -7,6 +7,7 @@ runs in any interpreter with torch.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,9 @@ FREE_FRACTION = 0.9
 
 SMI_TIMEOUT = 60
 """Timeout of nvidia-smi, seconds; with a broken driver it may hang."""
+
+MINIMAL_DRIVERS = {"12": 525, "13": 580}
+"""Oldest driver branch by CUDA's major version, as in `podscale.util.host_info`."""
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """File of the loaded kernel driver."""
@@ -84,7 +88,7 @@ def _gpu() -> Iterator[Problem]:
         remedy = "Install the driver (580 or newer for CUDA 13), or give the container its GPU. REHEARSE=1 goes on."
         yield Problem("driver", "none is loaded, and nvidia-smi is not on the path", remedy, fatal=True)
         return
-    query = ["--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    query = ["--query-gpu=index,memory.free,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run([program, *query], capture_output=True, text=True, check=False, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -95,11 +99,34 @@ def _gpu() -> Iterator[Problem]:
         message = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
         yield Problem("driver", f"nvidia-smi fails: {message[0]}", "Load the driver. REHEARSE=1 goes on.", fatal=True)
         return
-    for line in done.stdout.strip().splitlines():
-        index, free, total = line.split(", ")
+    rows = [line.split(", ") for line in done.stdout.strip().splitlines()]
+    yield from _driver_version(rows[0][-1])
+    for index, free, total, _ in rows:
         if free.isdigit() and total.isdigit() and int(free) < FREE_FRACTION * int(total):
             remedy = "End the processes that hold it (`nvidia-smi`), or expect rows out of memory."
             yield Problem("GPU memory", f"GPU {index} has {free} of {total} MiB free", remedy)
+
+
+def _driver_version(driver: str) -> Iterator[Problem]:
+    """Compare the version with CUDA's in torch."""
+    cuda = _cuda_of_torch()
+    needed = MINIMAL_DRIVERS.get(cuda.partition(".")[0], 0)
+    branch = driver.partition(".")[0]
+    if branch.isdigit() and int(branch) < needed:
+        problem = f"{driver} is too old for the CUDA {cuda} of torch, which needs {needed} or newer"
+        remedy = "Update it, or set PYTHON to a torch for an older CUDA. With CUDA's compatibility package, REHEARSE=1."
+        yield Problem("driver", problem, remedy, fatal=True)
+
+
+def _cuda_of_torch() -> str:
+    """Return the CUDA version of the installed torch, such as 13.0, without importing it; "" if there is none."""
+    try:
+        path = metadata.distribution("torch").locate_file("torch/version.py")
+        text = Path(str(path)).read_text(encoding="utf-8")
+    except (metadata.PackageNotFoundError, OSError):
+        return ""
+    found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _disk(out: Path) -> Iterator[Problem]:

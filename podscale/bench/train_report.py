@@ -142,7 +142,11 @@ def _mfu(row: SweepRow) -> str:
 
 def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
     """Return sentences that compare the rows."""
-    lines = []
+    lines = [
+        f"`{row.name}` chose by measurements: {event}: {', '.join(f'{name} {fact}' for name, fact in facts.items())}."
+        for row in measured
+        for event, facts in _result(row).get("choices", {}).items()
+    ]
     synthetic = [row for row in measured if row.key["images"] == "synthetic"]
     if best := max(synthetic, key=_row_rate, default=None):
         lines.append(f"Fastest with synthetic images: {best.name}, {_row_rate(best):,.1f} images/s.")

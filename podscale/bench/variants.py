@@ -79,12 +79,14 @@ GPU_VARIANTS = (
     BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
     BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
     BenchVariant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
-    # It takes minutes to compile, unless a session before it has filled the compiler's cache.
+    # It takes minutes to compile, unless an earlier session with the same OUT has filled the compiler's cache.
     BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
 )
 """ResNet-50 on one GPU; the most informative variants come first, in case the sweep is interrupted.
 
-NCCL has no row, because one rank sends nothing: `tests/gpu` run its all-reduces, with several ranks on the GPU.
+NCCL has no row, because one rank sends nothing: `tests/gpu` run its all-reduces, with several ranks on the GPU. The
+kernels of momentum and of crops have no row without them, because no option turns them off: a profile has the time of
+momentum, and `podscale bench input` the rate of the loader with its crops.
 """
 
 CPU_VARIANTS = (

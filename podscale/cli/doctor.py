@@ -265,7 +265,7 @@ def _check_engine() -> Iterator[CheckResult]:
         yield _check("CUDA", probe.gpus, found, "install a PyTorch build for your driver")
         yield from _check_driver(probe)
         yield from _check_triton()
-        yield from gpu_doctor.check_gpus(has_torch=bool(probe.gpus))
+        yield from gpu_doctor.check_gpus(usable=len(probe.gpus))
     yield _check("gloo", probe.gloo, "between CPU processes", "install another build of PyTorch")
     if gpus:
         yield _check("NCCL", probe.nccl, probe.nccl or "needed between GPUs", "install PyTorch with CUDA")

@@ -1,15 +1,19 @@
 """Checks of the GPUs of this machine for `podscale doctor`: settings, memory errors, links, and the JPEG decoder.
 
-Their state and the links between them are those that the driver's program nvidia-smi reports.
+Their state and the links between them are those that the driver's program nvidia-smi reports. With two GPUs, NCCL sends
+between them, and its log has the paths that it takes.
 """
 
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podscale.bench.ranks import run_workers
+from podscale.pytorch.nccl_paths import NcclPaths, parse_paths
 from podscale.util.terminal import CheckResult
 
 INFINIBAND = Path("/sys/class/infiniband")
@@ -21,6 +25,8 @@ OPEN_DRIVER = "Open Kernel Module"
 """Words of the open driver's version, which shares the memory of GPUs without that module (DMA-BUF)."""
 NVIDIA_SMI_SECONDS = 30.0
 """Timeout of one call of nvidia-smi, which may hang with a broken driver, seconds."""
+NCCL_SECONDS = 120.0
+"""Time limit of two ranks that import PyTorch and send once, seconds."""
 STATE_FIELDS = (
     "index",
     "persistence_mode",
@@ -49,17 +55,26 @@ class GpuState:
     mig: bool
 
 
-def check_gpus(*, has_torch: bool) -> Iterator[CheckResult]:
-    """Check the GPUs that the driver has."""
+def check_gpus(*, usable: int) -> Iterator[CheckResult]:
+    """Check the GPUs that the driver has.
+
+    Args:
+        usable: GPUs that PyTorch can use.
+    """
     if states := gpu_states():
         yield _check_persistence(states)
         yield _check_memory_errors(states)
         yield _check_mig(states)
     if len(states) > 1:
         yield _check_nvlink(len(states))
-    if states and any(INFINIBAND.glob("*")):
+    has_cards = bool(states) and any(INFINIBAND.glob("*"))
+    if has_cards:
         yield _check_gpudirect()
-    if has_torch:
+    if min(usable, len(states)) > 1 and not any(state.mig for state in states):
+        yield _check_nccl_path()
+        if has_cards:
+            yield _check_nccl_network()
+    if usable:
         yield _check_jpeg_decoder()
 
 
@@ -107,6 +122,50 @@ def _check_gpudirect() -> CheckResult:
         return CheckResult("GPUDirect RDMA", "ok", f"by {way}")
     found = "network cards with RDMA are there, but cannot reach the memory of GPUs: NCCL copies through the host"
     return CheckResult("GPUDirect RDMA", "note", found, "modprobe nvidia_peermem on the node, or the open driver")
+
+
+def _check_nccl_path() -> CheckResult:
+    """Check which way NCCL sends between the first two GPUs."""
+    paths = _run_nccl()
+    if isinstance(paths, str):
+        advice = "run it alone for the whole message: podscale bench allreduce --ranks 2"
+        return CheckResult("NCCL path", "missing", f"GPU 0 and GPU 1 cannot exchange data: {paths}", advice)
+    found = f"GPU 0 to GPU 1 by {', '.join(paths.transports) or 'an unknown path'}"
+    if paths.kinds == {"P2P"}:
+        link = {"NVL": "NVLink", "": "an unknown link"}.get(paths.link, f"PCIe ({paths.link})")
+        return CheckResult("NCCL path", "ok", f"{found}, over {link}")
+    advice = "see NCCL_P2P_LEVEL, IOMMU and ACS in NCCL's troubleshooting; in containers one pod or --ipc for all GPUs"
+    return CheckResult("NCCL path", "note", f"{found}: data pass through the host's memory", advice)
+
+
+def _check_nccl_network() -> CheckResult:
+    """Check which way NCCL sends to other machines, between two GPUs of this one over its network cards."""
+    paths = _run_nccl("network")
+    if isinstance(paths, str):
+        found, advice = f"NCCL cannot send over the cards: {paths}", "NCCL_IB_HCA names the cards to use"
+        return CheckResult("NCCL network", "note", found, advice)
+    found = f"by {', '.join(paths.transports) or 'an unknown path'}"
+    if paths.transports and all("GDRDMA" in transport for transport in paths.transports):
+        return CheckResult("NCCL network", "ok", f"{found}: the cards reach the memory of GPUs")
+    if any(transport.startswith("NET/Socket") for transport in paths.transports):
+        advice = "install the RDMA libraries (libibverbs) or the cloud's NCCL plugin; see NCCL_IB_HCA, NCCL_IB_DISABLE"
+        return CheckResult("NCCL network", "note", f"{found}: NCCL does not use the cards with RDMA", advice)
+    advice = "nvidia_peermem or the open driver; NCCL_NET_GDR_LEVEL=SYS if card and GPU are far apart"
+    return CheckResult("NCCL network", "note", f"{found}: data pass through the host's memory", advice)
+
+
+def _run_nccl(*arguments: str) -> NcclPaths | str:
+    """Let two ranks send once; return the paths of NCCL's log, or the last line of a failed run."""
+    with tempfile.TemporaryDirectory(prefix="podscale-doctor-") as folder:
+        log = Path(folder, "log.txt")
+        codes = run_workers("podscale.pytorch.nccl_paths", arguments, 2, NCCL_SECONDS, log=log)
+        text = log.read_text(encoding="utf-8", errors="replace")
+    if codes == [0, 0]:
+        return parse_paths(text)
+    if None in codes and not any(codes):
+        return f"no result within {NCCL_SECONDS:.0f} s"
+    lines = [line for line in text.splitlines() if line.strip() and "NCCL INFO" not in line]
+    return lines[-1].strip()[:200] if lines else "the ranks ended without a message"
 
 
 def _check_jpeg_decoder() -> CheckResult:

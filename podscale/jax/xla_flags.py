@@ -2,7 +2,8 @@
 
 XLA reads its flags once, when it is loaded. A worker therefore sets them before it imports JAX. A compiler that does
 not know a flag ends the process, so the table has flags of the pinned versions only: tests give all of them to the
-installed compilers (docs/explanation/tpu.md, "Flags of the compiler").
+installed compilers (docs/explanation/tpu.md, "Flags of the compiler"). A second table has the flags for GPUs that are
+left at XLA's defaults, with the reason (docs/explanation/jax.md, "On GPUs").
 """
 
 from collections.abc import Mapping
@@ -108,10 +109,71 @@ XLA_FLAGS = (
         "cuda",
         "xla_gpu_enable_highest_priority_async_stream",
         "true",
-        "Run messages on a stream of the highest priority.",
+        "Run messages on a stream of the highest priority; also the default of the XLA in jaxlib 0.10.2.",
         "NVIDIA/JAX-Toolbox rosetta/docs/GPU_performance.md",
     ),
 )
+
+
+class DefaultXlaFlag(NamedTuple):
+    """Flags of XLA for GPUs that stay at XLA's default.
+
+    Args:
+        default: of each of these flags.
+        purpose: what the flags do.
+        reason: why they are not set.
+    """
+
+    names: tuple[str, ...]
+    default: str
+    purpose: str
+    reason: str
+
+
+DEFAULT_GPU_FLAGS = (
+    DefaultXlaFlag(
+        ("xla_gpu_enable_pipelined_all_reduce", "xla_gpu_enable_pipelined_all_gather"),
+        "false",
+        "move a collective of a loop into the next round of the loop",
+        "the only loop is over steps. The next step needs the weights, which need these gradients first",
+    ),
+    DefaultXlaFlag(
+        ("xla_gpu_enable_pipelined_reduce_scatter",),
+        "true",
+        "the same for reduce-scatters",
+        "it is XLA's default, and changes nothing for the same reason",
+    ),
+    DefaultXlaFlag(
+        (
+            "xla_gpu_all_reduce_combine_threshold_bytes",
+            "xla_gpu_all_gather_combine_threshold_bytes",
+            "xla_gpu_reduce_scatter_combine_threshold_bytes",
+        ),
+        "31457287",
+        "merge collectives up to this sum, bytes",
+        "the step has buckets of its own, and the compiled program showed no effect (see above)",
+    ),
+    DefaultXlaFlag(
+        ("xla_gpu_enable_command_buffer",),
+        "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION",
+        "kinds of operations that run as CUDA graphs",
+        "kernels, cuBLAS and cuDNN are recorded by default. `COLLECTIVES` and `WHILE` are not: adding them needs a "
+        "measurement on several GPUs",
+    ),
+    DefaultXlaFlag(
+        ("xla_gpu_enable_while_loop_double_buffering",),
+        "false",
+        "write a loop's body twice",
+        "a step of ResNet-50 compiles in tens of seconds, and there is nothing to overlap between steps",
+    ),
+    DefaultXlaFlag(
+        ("xla_gpu_enable_while_loop_unrolling",),
+        "WHILE_LOOP_UNROLLING_AUTO_UNROLL",
+        "write a loop's body several times",
+        "XLA unrolls loops of a known length only; that of `train.steps_per_call` is known at run time (see below)",
+    ),
+)
+"""Flags that were considered, with the defaults of XLA in jaxlib 0.10.2, read from the library."""
 
 
 def xla_environment(platform: str, environment: Mapping[str, str], generation: str | None = None) -> dict[str, str]:

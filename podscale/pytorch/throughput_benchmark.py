@@ -129,6 +129,7 @@ def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: in
         "memory_bytes": _peak_memory_bytes(world),
         "training_flops_per_image": trainer.spec.training_flops(config.input.image_size),
         "bad_records": trainer.loader.bad_records,
+        "choices": trainer.training_logger.choices,
     }
 
 

@@ -21,7 +21,7 @@ from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.auto import relative_error
 from podscale.pytorch.batch_norm import assign_batch_norm_groups
-from podscale.pytorch.batch_norm.fuse_layers import fuse_batch_norm
+from podscale.pytorch.batch_norm.fuse_layers import fuse_batch_norm, gemm_load_facts
 from podscale.pytorch.batch_norm.layer import (
     BatchNormMomenta,
     RunningStatistics,
@@ -158,6 +158,8 @@ def build_trainer(
     classes = len(shard_set.classes)
     model = build_model_on_device(config, world, classes)
     freeze_parameters(config, model, classes)
+    if loads := gemm_load_facts(model):
+        training_logger.gemm_loads_chosen(loads)
     step = build_train_step(config, world, model, models.model_spec(config.model, classes), len(split))
     reducer, weights, optimizer, precision = step.reducer, step.weights, step.optimizer, step.precision
     log_wire_error(train.all_reduce, reducer, world, training_logger)

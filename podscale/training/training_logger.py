@@ -57,6 +57,8 @@ class TrainingLogger:
         self.stragglers = StragglerDetector(hosts, self.log_event) if hosts and log is not None else None
         self._ranks, self._bad_records = 1, 0
         self._images_left: Callable[[int], int] | None = None
+        self.choices: dict[str, dict[str, str]] = {}
+        """Facts of the choices that this launch made by measurements, by the name of their event."""
 
     def restore_started(self) -> None:
         """Record that the trainer is built, and looks for a checkpoint."""
@@ -166,11 +168,19 @@ class TrainingLogger:
     def all_reduce_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
         """Log the choice of `all_reduce.algorithm: auto`; `kept` if an earlier launch of this run made it."""
         self.metrics.set_all_reduce_info(facts)
-        self.log_event("all_reduce", kept=kept, **facts)
+        self._log_choice("all_reduce", facts, kept=kept)
 
     def fused_kernels_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
         """Log the choice of `fused_kernels: auto`; `kept` if an earlier launch of this run made it."""
-        self.log_event("fused_kernels", kept=kept, **facts)
+        self._log_choice("fused_kernels", facts, kept=kept)
+
+    def gemm_loads_chosen(self, facts: Mapping[str, str]) -> None:
+        """Log how the kernels of 1x1 convolutions load their tiles; every launch chooses again, on each rank."""
+        self._log_choice("gemm_loads", facts)
+
+    def _log_choice(self, event: str, facts: Mapping[str, str], **values: Any) -> None:
+        self.choices[event] = dict(facts)
+        self.log_event(event, **values, **facts)
 
     def checkpoint_reported(self, report: CheckpointReport) -> None:
         """Log the outcome of a checkpoint. Called from the writer's thread."""

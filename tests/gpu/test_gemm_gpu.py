@@ -122,7 +122,7 @@ def test_a_network_trains_as_with_separate_operations(
 ) -> None:
     shards, model = make_shard_set(), {"name": "resnet50", "width": 16}
     states = []
-    for fused in ("gemm", "auto", "off"):
+    for fused in ("gemm", "norm", "off"):
         config = document(
             tmp_path / fused,
             model=model,

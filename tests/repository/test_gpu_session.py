@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from podscale.util import host_info
 from tools import gpu_session_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "gpu_session.sh"
 
 ONLY_THESE = """
-import re, sys
+import os, re, sys
 from importlib import metadata
+from importlib.machinery import PathFinder
 
 def name(text):
     return re.sub(r"[-_.]+", "-", re.match(r"[\\w.-]+", text).group().lower())
 
-present, todo = set(map(name, sys.argv[1].split())), ["torch", "torchvision"]
+present, todo = set(map(name, os.environ["SESSION_PACKAGES"].split())), ["torch", "torchvision"]
 while todo:
     package = name(todo.pop())
     if package not in present:
@@ -32,21 +34,24 @@ while todo:
             pass
 absent = {m for m, owners in metadata.packages_distributions().items() if not present & set(map(name, owners))}
 
-class Absent:
-    def find_spec(self, module, path=None, target=None):
+class Present(PathFinder):
+    @classmethod
+    def find_spec(cls, module, path=None, target=None):
         if module.partition(".")[0] in absent - {"podscale", "components", "pipelines", "tests"}:
-            raise ModuleNotFoundError(f"No module named {module!r} in the session", name=module)
+            return None
+        return PathFinder.find_spec(module, path, target)
 
 def version(package, real=metadata.version):
     if name(package) not in present:
         raise metadata.PackageNotFoundError(package)
     return real(package)
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[:] = [Present if finder is PathFinder else finder for finder in sys.meta_path]
 metadata.version = version
 """
+"""Module `sitecustomize`, so that it holds in child processes too."""
 
-USES = """
+COMMANDS = """
 import pytest
 from podscale.cli import main
 assert main(["bench", "train", "--help"]) == 0
@@ -58,26 +63,100 @@ import podscale.pytorch.trainer, podscale.training.training_logger, podscale.dat
 """
 
 
+TESTS = """
+import ast, importlib, sys
+from pathlib import Path
+import pytest
+arguments = ["-c", "/dev/null", "--rootdir", ".", "--import-mode=importlib", "-p", "no:cacheprovider", "-m", "gpu"]
+code = pytest.main([*arguments, "-q", "-p", "tests.support.gpu_documents", "tests/gpu"])
+assert code == 0, code
+for path in Path("tests/gpu").glob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")
+"""
+"""The files of tests/gpu can be collected, their documents are valid, and all that they import can be imported."""
+
+STAGES = """
+import sys
+from podscale.cli import main
+small = "model.name=resnet18 model.stem=small model.width=4 input.image_size=16 train.epochs=1 train.global_batch=64 " \
+    "train.schedule.warmup_epochs=0 launch.threads=1 launch.processes=1"
+for stage in ("shard", "train", "evaluate", "report"):
+    options = [word for option in [*small.split(), f"run.workspace={sys.argv[1]}"] for word in ("--set", option)]
+    assert main([stage, *options]) == 0, stage
+"""
+"""The stages that the session runs, with the PyTorch engine."""
+
+
 def packages() -> str:
     listed = re.search(r"PACKAGES='(.*?)'", SCRIPT.read_text(encoding="utf-8"), re.DOTALL)
     assert listed is not None
     return " ".join(listed.group(1).split())
 
 
-def run(listed: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ONLY_THESE + USES, listed]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=200)
+def run(listed: str, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program to which only torch, torchvision, what they need, and the listed packages are installed."""
+    (folder / "sitecustomize.py").write_text(ONLY_THESE, encoding="utf-8")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},  # of this pytest
+        "PYTHONPATH": f"{folder}:{ROOT}",
+        "SESSION_PACKAGES": listed,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the plugins of this environment
+    }
+    command = [sys.executable, "-c", program, str(folder / "workspace")]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=280)
 
 
-def test_the_packages_suffice_beside_torch() -> None:
-    done = run(packages())
-    assert done.returncode == 0, done.stderr[-2000:]
+@pytest.mark.parametrize(
+    "program", [COMMANDS, TESTS, pytest.param(STAGES, marks=pytest.mark.slow)], ids=["commands", "tests", "stages"]
+)
+def test_the_packages_suffice_beside_torch(program: str, tmp_path: Path) -> None:
+    done = run(packages(), program, tmp_path)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
-def test_a_missing_package_is_found() -> None:
-    done = run(packages().replace("annotated-doc ", ""))
+@pytest.mark.parametrize(
+    ("program", "package", "module"),
+    [
+        (COMMANDS, "annotated-doc", "annotated_doc"),
+        (TESTS, "simplejpeg", "simplejpeg"),
+        (TESTS, "iniconfig", "iniconfig"),
+    ],
+)
+def test_a_missing_package_is_found(program: str, package: str, module: str, tmp_path: Path) -> None:
+    done = run(re.sub(rf"\b{package} ", "", packages()), program, tmp_path)
     assert done.returncode != 0
-    assert "annotated_doc" in done.stderr
+    assert module in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"fused_kernels": "norm"}, ""),
+        ({"fused_kernels": "auto"}, "a worker replaces `auto`"),
+        ({"fused_kernels": "fast"}, "train.fused_kernels"),
+    ],
+)
+def test_a_document_that_a_gpu_test_cannot_train_is_found_without_a_gpu(
+    train: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "gpu" / "conftest.py").read_text("utf-8"), "utf-8")
+    body = f"def test_it(document, train_here, tmp_path): train_here(document(tmp_path, **{train}), tmp_path)"
+    (tmp_path / "test_planted.py").write_text(body, "utf-8")
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.support.gpu_documents"]
+    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), *plugins]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_planted.py")],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) is not bool(message), done.stdout
+    assert message in done.stdout
 
 
 def test_results_are_kept_and_a_session_continues(tmp_path: Path) -> None:
@@ -142,9 +221,9 @@ def test_what_a_bare_interpreter_misses_is_printed_and_nothing_starts(tmp_path: 
 @pytest.mark.parametrize(
     ("output", "code", "found", "returncode"),
     [
-        ("0, 80000, 81559", 0, "", 0),
-        ("0, 80000, 81559\n1, 100, 81559", 0, "note  GPU memory: GPU 1 has 100 of 81559 MiB free", 0),
-        ("0, [N/A], [N/A]", 0, "", 0),
+        ("0, 80000, 81559, 999.1", 0, "", 0),
+        ("0, 80000, 81559, 999.1\n1, 100, 81559, 999.1", 0, "note  GPU memory: GPU 1 has 100 of 81559 MiB free", 0),
+        ("0, [N/A], [N/A], [N/A]", 0, "", 0),
         ("NVIDIA-SMI has failed", 9, "MISSING  driver: nvidia-smi fails: NVIDIA-SMI has failed", 2),
         ("", 0, "MISSING  driver: nvidia-smi fails: it printed nothing", 2),
     ],
@@ -160,6 +239,34 @@ def test_the_driver_and_the_memory_of_each_gpu_are_looked_at(
     assert found in done.stdout
     if not found:
         assert not re.search(r"driver|GPU memory|gcc|packages|torch", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "fits"),
+    [
+        ("580.65.06", "'13.2'", True),
+        ("575.57.08", "'13.2'", False),
+        ("575.57.08", "'12.8'", True),
+        ("470.1", "'12.8'", False),
+        ("470.1", "None", True),
+    ],
+)
+def test_the_driver_must_be_as_new_as_the_cuda_of_torch(
+    driver: str, cuda: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read from the files of the installed torch, which is not imported."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '0, 80000, 81559, {driver}'\n", encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    site = tmp_path / "site"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch-2.11.0.dist-info").mkdir()
+    (site / "torch-2.11.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0\n")
+    (site / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda: Optional[str] = {cuda}\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(site)
+    found = [problem for problem in gpu_session_checks.find_problems(tmp_path, []) if problem.name == "driver"]
+    assert [problem.fatal for problem in found] == ([] if fits else [True])
+    assert gpu_session_checks.MINIMAL_DRIVERS == host_info.MINIMAL_DRIVERS
 
 
 def test_a_hanging_nvidia_smi_is_a_missing_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

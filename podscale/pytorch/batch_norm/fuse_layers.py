@@ -56,3 +56,12 @@ def _gemm_kernels_work(device: torch.device) -> bool:
         return True
     log.warning(f"1x1 convolutions run without the fused kernels: {problem}")
     return False
+
+
+def gemm_load_facts(model: nn.Module) -> dict[str, str]:
+    """Return how the kernels of 1x1 convolutions load their tiles (see `gemm_check`); {} if `model` runs none."""
+    if not any(layer.folds_convolutions for layer in batch_norm_layers(model)):
+        return {}
+    from podscale.pytorch.batch_norm import gemm_check  # needs Triton
+
+    return dict(gemm_check.load_facts)

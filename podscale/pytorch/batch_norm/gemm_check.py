@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 NEEDED_CAPABILITY = (9, 0)
 """First compute capability with the tensor memory accelerator."""
+load_facts: dict[str, str] = {}
+"""Facts of the last choice of loads, for the event log: the choice, and microseconds of two blocks by each way."""
 WARMUPS, REPEATS = 2, 10
 
 RunBlocks = Callable[["Blocks"], tuple[Tensor, Tensor]]
@@ -111,15 +113,24 @@ def largest_error(device: torch.device, shapes: Sequence[BlockShape] = (SMALL, L
 def choose_loads(device: torch.device) -> None:
     """Let the kernels use tensor descriptors if the device has them, and they give the same bits in less time."""
     gemm_calls.use_descriptors = False
+    load_facts.clear()
+    load_facts["loads"] = "pointers"
     if not has_descriptors(device):
         return
     try:
         differ, pointer_seconds, seconds = compare_loads(device)
     except kernel_errors() as error:
         log.warning(f"1x1 convolutions load by pointers: tensor descriptors do not run here: {error}")
+        load_facts["problem"] = f"tensor descriptors do not run here: {error}"
         return
     gemm_calls.use_descriptors = not differ and seconds < pointer_seconds
     chosen = "tensor descriptors" if gemm_calls.use_descriptors else "pointers"
+    load_facts.update(
+        loads=chosen,
+        pointers_us=f"{1e6 * pointer_seconds:.0f}",
+        descriptors_us=f"{1e6 * seconds:.0f}",
+        bits="other" if differ else "same",
+    )
     times = f"{1e6 * pointer_seconds:.0f} us by pointers, {1e6 * seconds:.0f} us by tensor descriptors"
     bits = ", which give other bits" if differ else ""
     log.info(f"1x1 convolutions load by {chosen}: two blocks take {times}{bits}")

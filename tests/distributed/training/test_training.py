@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError, PodscaleError, Preempted
+from podscale.pytorch import trainer
 from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.precision import Precision
@@ -124,6 +126,20 @@ def test_training_learns_and_writes_all_its_files(run_world: Any, make_shard_set
     events = [line["event"] for line in lines if line["kind"] == "event"]
     by_chance = ("checkpoint", "straggler", "straggler_over")  # on a busy machine any rank may be slow
     assert [event for event in events if event not in by_chance] == ["start", "startup", "goodput", "done"]
+
+
+def test_the_log_has_the_choice_of_how_kernels_load(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """As a GPU would make it; here it is given."""
+    facts = {"loads": "tensor descriptors", "pointers_us": "900", "descriptors_us": "800", "bits": "same"}
+    shards, config = make_shard_set(), document(tmp_path, train__epochs=2)
+
+    def body(world: World) -> None:
+        with patch.object(trainer, "gemm_load_facts", lambda model: facts):
+            run_training(config, shards, world)
+
+    run_world(1, body)
+    (event,) = (line for line in records_of(config) if line.get("event") == "gemm_loads")
+    assert facts.items() <= event.items()
 
 
 @pytest.mark.slow

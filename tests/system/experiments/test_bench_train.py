@@ -59,10 +59,13 @@ def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) 
 
 
 def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path, monkeypatch) -> None:
-    two = BenchVariant("two", {"launch.processes": 2, "launch.threads": 1}, batch=4)
+    ranks = {"launch.processes": 2, "launch.threads": 1}
+    two = BenchVariant("two", {**ranks, "train.all_reduce.algorithm": "auto"}, batch=4)
     (row,) = measure([two], tmp_path)
     assert row.found is not None, row.reason
     assert (row.found["ranks"], row.found["batch"]) == (2, 4)
+    chosen = row.found["choices"]["all_reduce"]["algorithm"]
+    assert f"`two` chose by measurements: all_reduce: algorithm {chosen}" in "\n".join(format_report("x", [row]))
     rate = row.found["images_per_second"]
     # no more measurements are possible
     monkeypatch.setitem(sweep.BENCHMARK_MODULES, "pytorch", "podscale.no_such_module")

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from podscale.hardware import TPU_CHIPS, TpuChip
 from podscale.jax.gpu_checks import device_kind
-from podscale.jax.xla_flags import VARIABLES, XLA_FLAGS, xla_environment
+from podscale.jax.xla_flags import DEFAULT_GPU_FLAGS, VARIABLES, XLA_FLAGS, xla_environment
+from podscale.version import installed
 
 
 def flags_of(text: str) -> dict[str, str]:
@@ -60,3 +62,37 @@ def test_the_installed_xla_accepts_the_flags_for_gpus(known: bool) -> None:
         check=False,
     )
     assert (ended.returncode == 0) == known, ended.stderr
+
+
+OPTIONS = "from jaxlib import xla_client; print(xla_client.CompileOptions().SerializeAsString().hex())"
+"""Program that prints all options of XLA's compilers, as XLA_FLAGS set them."""
+
+
+def compile_options(flags: str) -> str:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run([sys.executable, "-c", OPTIONS], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.skipif(
+    not (installed("jaxlib") or "").startswith("0.10."), reason="the defaults are those of jaxlib 0.10.2"
+)
+def test_flags_that_are_left_out_have_the_stated_defaults() -> None:
+    """In the installed XLA: given as flags, the defaults change no option, and another value changes one."""
+    given = [f"--{name}={flags.default}" for flags in DEFAULT_GPU_FLAGS for name in flags.names]
+    plain = compile_options("")
+    assert compile_options(" ".join(given)) == plain
+    assert compile_options("--xla_gpu_enable_command_buffer=FUSION") != plain
+    set_names = {flag.name for flag in XLA_FLAGS}
+    assert not set_names & {name for flags in DEFAULT_GPU_FLAGS for name in flags.names}
+
+
+def test_the_page_has_the_flags_that_are_left_out() -> None:
+    """Column by column: names, default, purpose and reason."""
+    text = (Path(__file__).resolve().parents[3] / "docs/explanation/jax.md").read_text(encoding="utf-8")
+    table = text.partition("| flag | default | what it does | why it is left |\n|---|---|---|---|\n")[2]
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in flags.names)} | `{flags.default}` | {flags.purpose} | {flags.reason} |"
+        for flags in DEFAULT_GPU_FLAGS
+    ]
+    assert table.partition("\n\n")[0].splitlines() == rows

@@ -1,9 +1,13 @@
-"""Outcomes of checkpoints reach the metrics of the rank that reads and writes them."""
+"""Outcomes of checkpoints reach the metrics of their rank; choices by measurement reach the event log."""
+
+import json
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved, Skipped
+from podscale.telemetry.events import EventLog
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.training.step_timer import StepTimer
 from podscale.training.training_logger import TrainingLogger
@@ -31,3 +35,23 @@ def test_a_checkpoint_is_counted_once(report: CheckpointReport, changed: dict[tu
     for name, value, label in [*counted, *failures]:
         labels = {"run": "r", "rank": "0", label: value}
         assert registry.get_sample_value(f"podscale_{name}", labels) == changed.get((name, value), 0.0), (name, value)
+
+
+def test_each_choice_is_an_event_and_is_kept_for_a_benchmark(tmp_path: Path) -> None:
+    kernels = {"kernels": "gemm", "off_ms": "12.3", "gemm_ms": "10"}
+    loads = {"loads": "pointers", "pointers_us": "900", "descriptors_us": "950", "bits": "same"}
+    all_reduce = {"algorithm": "ring"}
+    with EventLog(tmp_path / "metrics.jsonl") as log:
+        timer = StepTimer(TrainMetrics(CollectorRegistry(), rank=0, run="r"), log_every=1)
+        logger = TrainingLogger(timer, log)
+        logger.all_reduce_chosen(all_reduce, kept=False)
+        logger.fused_kernels_chosen(kernels, kept=True)
+        logger.gemm_loads_chosen(loads)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = {line.pop("event"): {key: line[key] for key in line if key not in ("time", "kind")} for line in lines}
+    assert events == {
+        "all_reduce": {"kept": False, **all_reduce},
+        "fused_kernels": {"kept": True, **kernels},
+        "gemm_loads": loads,
+    }
+    assert logger.choices == {"all_reduce": all_reduce, "fused_kernels": kernels, "gemm_loads": loads}

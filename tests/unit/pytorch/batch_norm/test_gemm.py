@@ -289,6 +289,7 @@ def test_wrong_or_missing_kernels_are_not_used(
     assert all(module.is_fused and module.folds_convolutions is folds for module in layers)
     assert message in caplog.text
     assert bool(caplog.text) is not folds
+    assert fuse_layers.gemm_load_facts(model) == ({"loads": "pointers"} if folds else {})
 
 
 @pytest.mark.slow

@@ -51,11 +51,18 @@ def test_descriptors_must_be_equal_and_faster(
         gemm_check.choose_loads(GPU)
     assert gemm_calls.use_descriptors is chosen
     assert message in caplog.text
+    facts = gemm_check.load_facts
+    assert facts["loads"] == ("tensor descriptors" if chosen else "pointers")
+    assert ("problem" in facts) is (isinstance(found, str) and capability >= (9, 0))
+    if isinstance(found, LoadComparison):
+        expected = (found.pointer_seconds, found.descriptor_seconds, "other" if found.differ else "same")
+        assert (float(facts["pointers_us"]) / 1e6, float(facts["descriptors_us"]) / 1e6, facts["bits"]) == expected
 
 
 def test_a_cpu_has_no_descriptors() -> None:
     gemm_check.choose_loads(torch.device("cpu"))
     assert not gemm_calls.use_descriptors
+    assert gemm_check.load_facts == {"loads": "pointers"}
 
 
 class FakeKernels:
