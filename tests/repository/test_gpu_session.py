@@ -110,9 +110,10 @@ def run(listed: str, program: str, folder: Path) -> subprocess.CompletedProcess[
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the plugins of this environment
     }
     command = [sys.executable, "-c", program, str(folder / "workspace")]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=850)
 
 
+@pytest.mark.timeout(900)  # programs that import torch, possibly on a busy machine
 @pytest.mark.parametrize(
     "program", [COMMANDS, TESTS, pytest.param(STAGES, marks=pytest.mark.slow)], ids=["commands", "tests", "stages"]
 )
@@ -121,6 +122,7 @@ def test_the_packages_suffice_beside_torch(program: str, tmp_path: Path) -> None
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("program", "package", "module"),
     [
