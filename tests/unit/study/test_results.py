@@ -192,7 +192,7 @@ class TestBlocks:
         assert [block.name for block in table if isinstance(block, LineBlock)] == [
             "accuracy",
             "epochs",
-            "updates",
+            "steps",
             "curves",
         ]
 
