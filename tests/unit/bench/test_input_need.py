@@ -75,7 +75,7 @@ def test_a_gpu_without_a_known_peak_counts_as_an_h100_and_says_so(machine) -> No
     machine(["Radeon"])
     devices = training_devices(document())
     assert devices.name == "H100"
-    assert "Radeon in bf16" in str(devices)
+    assert "Radeon in bf16" in devices.location
 
 
 def test_the_flop_of_the_published_network_are_those_of_the_catalogue() -> None:
