@@ -109,7 +109,7 @@ FAMILIES: dict[str, Family] = {
         note=(
             "`decay` is the geometric mean of beta as it is applied, within 0 and 1.",
             "",
-            "NLCG is the variant `displacement`, which is ours. The first two rows are the same in the authors' variant",
+            "NLCG is the variant `displacement`, which is ours. The first two rows are the same in the authors'",
             "`released`. The rows with the step heuristic or the preconditioner are not.",
             "",
         ),
