@@ -11,6 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from podscale.pytorch import evaluator, reducer, step_sync, train_step
+from podscale.pytorch.all_reduce.collectives import BackendCollectives
 from podscale.pytorch.batch_norm import BatchNorm, fused_calls, gemm_calls
 from podscale.pytorch.comm_queue import StreamCommQueue
 from podscale.pytorch.cuda_graph import CudaGraphStep
@@ -101,13 +102,11 @@ def _other_length(average: Any) -> Any:
     return changed
 
 
-def _other_dtype(average: Any) -> Any:
-    """Rank 1 sends a message of the same length in another dtype."""
+def _other_dtype(build: Any) -> Any:
+    """Rank 1 sends messages of the same length in another dtype."""
 
-    def changed(self: Any, number: int) -> None:
-        if dist.get_rank() == 1 and number == 0:
-            self._buckets = [self._buckets[0].bfloat16(), *self._buckets[1:]]
-        average(self, number)
+    def changed(self: Any, axis: Any, wire: torch.dtype) -> None:
+        build(self, axis, torch.bfloat16 if dist.get_rank() == 1 else wire)
 
     return changed
 
@@ -219,7 +218,7 @@ MUTANTS: dict[str, Mutant] = {
     "skipped_bucket": _replace(BucketedReducer, "_average_bucket", _skip_bucket),
     "other_order": _replace(BucketedReducer, "_average_bucket", _other_order),
     "other_length": _replace(BucketedReducer, "_average_bucket", _other_length),
-    "other_dtype": _replace(BucketedReducer, "_average_bucket", _other_dtype),
+    "other_dtype": _replace(BackendCollectives, "__init__", _other_dtype),
     "swapped_parameters": _replace(reducer, "GradientBuffer", _swapped_parameters),
     "contiguous": _replace(BatchNorm, "forward", _contiguous),
     "graph_break": _replace(BatchNorm, "forward", _break_graph),

@@ -103,7 +103,7 @@ def test_the_kernels_of_momentum_move_28_bytes_a_weight(session: Any) -> None:
     kernels = sizes["_norms_kernel"] + sizes["_momentum_kernel"]
     assert 28.0 <= kernels * 1e9 / report["parameters"] < 28.3
     lists = sum(gigabytes(session.run(**case, without="momentum"), "optimizer").values())
-    assert lists > sum(sizes.values()) + 2 * kernels, (sizes, lists)
+    assert lists > sum(sizes.values()) + 0.5 * kernels, (sizes, lists)
 
 
 @pytest.mark.usefixtures("whole_matrix")

@@ -72,14 +72,9 @@ def named_crops(cases: Collection[str]) -> dict[str, list[CropParams]]:
     }
 
 
-def use_few_programs() -> None:
-    """Let a program take more rows: each takes milliseconds in the interpreter."""
-    crop_kernels.BLOCK_ROWS = 16
-
-
 def main() -> None:
     assert os.environ["TRITON_INTERPRET"] == "1"
-    use_few_programs()
+    crop_kernels.BLOCK_ROWS = 16  # fewer programs, each of which takes milliseconds here
     kinds: tuple[Interpolation, ...] = ("bilinear", "bicubic")
     found = {kind: differences(kind) for kind in kinds}
     found |= {f"{kind}, {OTHER_ORDER}": differences(kind, order=OTHER_ORDER, cases=["high"]) for kind in kinds}
