@@ -6,10 +6,11 @@ stream follows a call when its `wait` is called, which torch does itself in sync
 """
 
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -30,6 +31,12 @@ WAITING_OPERATORS = (
     "aten::equal",
     "aten::masked_select",
     "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::bincount",
+    "aten::_linalg_eigh",
+    "aten::_linalg_svd",
+    "aten::linalg_eig",
 )
 """Operators whose result the host needs, so that it waits for the device."""
 COLLECTIVE_WRITES = {
@@ -43,8 +50,17 @@ COLLECTIVE_WRITES = {
     "c10d::send": None,
 }
 """Argument that a collective writes; it reads all tensors."""
-CONVOLUTION_PASSES = ("aten::convolution", "aten::convolution_backward")
-"""Operators whose bytes are counted, beside those of Triton's kernels."""
+READS = {
+    "aten::native_batch_norm": {"input": 2},
+    "aten::native_batch_norm_backward": {"grad_out": 2, "input": 2},
+    "aten::max_pool2d_with_indices_backward": {"self": 0},
+    "aten::copy_": {"self": 0},
+    "aten::fill_": {"self": 0},
+    "aten::zero_": {"self": 0},
+    "aten::_foreach_copy_": {"self": 0},
+    "aten::_foreach_zero_": {"self": 0},
+}
+"""Times that an operator reads an argument, if that is not once."""
 ROOTS_AND_PEERS = ("root_rank", "src", "dst")
 """Arguments with a rank of the collective's group."""
 
@@ -63,7 +79,9 @@ class PaperGpu:
         self.copies: list[str] = []
         self.mixed: list[str] = []
         self.operators: Counter[str] = Counter()
-        self.kernel_bytes: Counter[str] = Counter()
+        self.phase = ""
+        self.bytes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Bytes that operators and kernels move, by phase of the step and name."""
         self.collectives: list[tuple[str, str, int, str, int]] = []
         """(group, operator, elements, dtype, root or peer) of each call, in order."""
         self.first_used_in_capture: list[str] = []
@@ -135,6 +153,12 @@ class PaperEvent:
 
     def synchronize(self) -> None:
         self.gpu.wait_on_host("an event", self.clock, self.gpu.step - self.step)
+
+    def query(self) -> bool:
+        return self.gpu.step - self.step >= 2
+
+    def elapsed_time(self, end: "PaperEvent") -> float:
+        return 1.0
 
 
 def where() -> str:
@@ -217,8 +241,7 @@ class Watch(TorchDispatchMode):
         else:
             written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         gpu.operators[name] += 1
-        if name in CONVOLUTION_PASSES:
-            gpu.kernel_bytes[name] += _convolution_bytes(name, tensors, outputs)
+        gpu.bytes[gpu.phase][name] += _moved_bytes(schema, arguments, written, allocated)
         access = Access(stream, gpu.timeline.launch(stream), name, call)
         for argument, value in arguments.items():
             for tensor in tree_leaves(value):
@@ -243,10 +266,25 @@ class Watch(TorchDispatchMode):
         return stream
 
 
-def _convolution_bytes(name: str, tensors: list[Tensor], outputs: list[Tensor]) -> int:
-    """Return the bytes that a convolution reads and writes; the gradients of data and weight both read the output's."""
-    sizes = [tensor.numel() * tensor.element_size() for tensor in (*tensors, *outputs)]
-    return sum(sizes) + (sizes[0] if len(outputs) > 1 else 0)
+def _moved_bytes(
+    schema: Any, arguments: dict[str, Any], written: Collection[str | None], allocated: list[Tensor]
+) -> int:
+    """Return the bytes of the device's memory that an operator reads and writes."""
+    reads = READS.get(schema.name, {})
+    if schema.name == "aten::convolution_backward":  # the gradient of each argument is a kernel of its own
+        reads = {"grad_output": len(allocated)}
+    outputs = {argument.name for argument in schema.arguments if argument.is_out}
+    total = sum(size_in_bytes(tensor) for tensor in allocated if on_device(tensor))
+    for argument, value in arguments.items():
+        passes = reads.get(argument, argument not in outputs) + (argument in written)
+        total += passes * sum(size_in_bytes(tensor) for tensor in tree_leaves(value) if on_device(tensor))
+    return total
+
+
+def size_in_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements in memory: those of an expanded dimension count once."""
+    sides = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
+    return tensor.element_size() * prod(sides)
 
 
 def _bind(schema: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from podscale.pytorch import evaluator, reducer, step_sync, train_step
+from podscale.pytorch.all_reduce.collectives import BackendCollectives
 from podscale.pytorch.batch_norm import BatchNorm, fused_calls, gemm_calls
 from podscale.pytorch.comm_queue import StreamCommQueue
+from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.step_sync import StepSync
@@ -100,6 +102,15 @@ def _other_length(average: Any) -> Any:
     return changed
 
 
+def _other_dtype(build: Any) -> Any:
+    """Rank 1 sends messages of the same length in another dtype."""
+
+    def changed(self: Any, axis: Any, wire: torch.dtype) -> None:
+        build(self, axis, torch.bfloat16 if dist.get_rank() == 1 else wire)
+
+    return changed
+
+
 def _swapped_parameters(buffer: Any) -> Any:
     """Rank 1 exchanges two parameters of the same length, which changes no message's length."""
 
@@ -179,6 +190,16 @@ def _copy_gradients(all_finite: Any) -> Any:
     return lambda buffers: all_finite([buffer.clone() for buffer in buffers])
 
 
+def _results_of_graph(replay: Any) -> Any:
+    """The results are those that the next replay overwrites."""
+
+    def changed(self: Any, phase: Any) -> Any:
+        replay(self, phase)
+        return self._result
+
+    return changed
+
+
 _no_waits, _no_records = _without(PaperStream, "wait_stream"), _without(Tensor, "record_stream")
 MUTANTS: dict[str, Mutant] = {
     "queue_does_not_wait": _replace(StreamCommQueue, "submit", _no_waits),
@@ -197,6 +218,7 @@ MUTANTS: dict[str, Mutant] = {
     "skipped_bucket": _replace(BucketedReducer, "_average_bucket", _skip_bucket),
     "other_order": _replace(BucketedReducer, "_average_bucket", _other_order),
     "other_length": _replace(BucketedReducer, "_average_bucket", _other_length),
+    "other_dtype": _replace(BackendCollectives, "__init__", _other_dtype),
     "swapped_parameters": _replace(reducer, "GradientBuffer", _swapped_parameters),
     "contiguous": _replace(BatchNorm, "forward", _contiguous),
     "graph_break": _replace(BatchNorm, "forward", _break_graph),
@@ -207,6 +229,9 @@ MUTANTS: dict[str, Mutant] = {
     "more_operators": _replace(train_step, "all_finite", _copy_gradients),
     "average_does_not_wait": _replace(Ema, "update", _on_another_stream),
     "evaluation_does_not_wait": _replace(evaluator, "batch_predictions", _on_another_stream),
+    "static_copy_does_not_wait": _replace(CudaGraphStep, "_copy_to_static", _on_another_stream),
+    "warm_up_does_not_wait": _replace(CudaGraphStep, "_run_eager_step", _no_waits),
+    "results_not_copied": _replace(CudaGraphStep, "_replay_graph", _results_of_graph),
     "checkpoint_does_not_wait": _replace(Tensor, "cpu", _copy_without_wait),
 }
 MUTANTS_OF_EVALUATION = ("evaluation_does_not_wait", "checkpoint_does_not_wait")

@@ -27,7 +27,8 @@ ALL_REDUCES = [
     if algorithm not in NOT_TRACED and not (update == "sharded" and algorithm in WITHOUT_SHARDS)
 ]
 """`train` sections of every algorithm, with every weight update that it supports."""
-RING, TORUS, SHARDED_TORUS = _train("ring", "replicated"), _train("torus2d", "replicated"), _train("torus2d", "sharded")
+RING, TORUS, HIERARCHICAL = (_train(algorithm, "replicated") for algorithm in ("ring", "torus2d", "hierarchical"))
+SHARDED_TORUS = _train("torus2d", "sharded")
 
 
 def option_id(value: Any) -> str:

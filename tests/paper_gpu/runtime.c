@@ -1,7 +1,8 @@
 /* CUDA driver and runtime of a GPU that does not exist, for torch on a machine without one. Preloaded, and also built as
    libcuda.so.1. Only the functions that torch calls without launching a kernel; others reach the real runtime, which
    fails without a driver. The machine is described by environment variables:
-   PAPER_GPUS: number of GPUs (default 1). PAPER_GPU_NAME, PAPER_GPU_CAPABILITY: such as 90.
+   PAPER_GPUS: number of GPUs (default 1). PAPER_GPU_CAPABILITY: such as 90.
+   PAPER_GPU_NAME: name of the GPUs, or names of the first ones with commas between them; the last is that of all others.
    PAPER_DRIVER: CUDA version of the driver, such as 12080 (default: that of the runtime).
    PAPER_FAIL_AFTER, PAPER_FAIL_WITH: waits for the device that succeed, and CUDA's error of all later ones.
    PAPER_CALLS: file to which the name of each call is appended. */
@@ -98,8 +99,11 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   CALLED;
   int capability = number("PAPER_GPU_CAPABILITY", 90);
   const char *name = getenv("PAPER_GPU_NAME");
+  if (!name) name = "NVIDIA H100 80GB HBM3";
+  for (int gpu = visible_gpu(device); gpu > 0 && strchr(name, ','); gpu--) name = strchr(name, ',') + 1;
   memset(properties, 0, sizeof *properties);
-  strncpy(properties->name, name ? name : "NVIDIA H100 80GB HBM3", sizeof properties->name - 1);
+  strncpy(properties->name, name, sizeof properties->name - 1);
+  properties->name[strcspn(properties->name, ",")] = 0;
   properties->major = capability / 10, properties->minor = capability % 10;
   properties->totalGlobalMem = 80ul << 30, properties->multiProcessorCount = 132, properties->warpSize = 32;
   properties->regsPerMultiprocessor = 65536, properties->maxThreadsPerMultiProcessor = 2048;

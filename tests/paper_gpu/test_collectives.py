@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.paper_gpu.options import ALL_REDUCES, RING, SHARDED_TORUS, TORUS, option_id
+from tests.paper_gpu.options import ALL_REDUCES, HIERARCHICAL, RING, SHARDED_TORUS, TORUS, option_id
 
 SENDS, RECEIVES = "c10d::send", "c10d::recv_"
 Report = dict[str, Any]
@@ -74,7 +74,9 @@ def test_ranks_of_a_torus_call_the_same(session: Any) -> None:
     assert len({call[0] for call in found[0]["collectives"]}) >= 3  # row, column, status
 
 
-@pytest.mark.parametrize("mutant", ["skipped_bucket", "other_order", "other_length", "swapped_parameters"])
+@pytest.mark.parametrize(
+    "mutant", ["skipped_bucket", "other_order", "other_length", "other_dtype", "swapped_parameters"]
+)
 def test_a_rank_that_differs_is_named(session: Any, mutant: str) -> None:
     clean = reports(session, (0, 4), train=TORUS)
     broken = reports(session, (1,), train=TORUS, mutant=mutant)
@@ -91,10 +93,37 @@ def test_a_missing_message_is_found(session: Any) -> None:
     assert all("rank 1 " in text for text in differences)
 
 
+def _wires(algorithm: str, row: str, column: str) -> dict[str, Any]:
+    return {"train": {"all_reduce": {"algorithm": algorithm, "wire_row": row, "wire_column": column}}}
+
+
+def _optimizer(name: str, train: dict[str, Any] = TORUS, **section: Any) -> dict[str, Any]:
+    return {
+        "train": {**train, "optimizer": {"name": name, **section}, "schedule": {"learning_rate": 0.01}},
+    }
+
+
 @pytest.mark.usefixtures("whole_matrix")
 @pytest.mark.parametrize(
-    ("all_reduce", "group"), [*((case, 1) for case in ALL_REDUCES), (SHARDED_TORUS, 4)], ids=option_id
+    "case",
+    [
+        *({"train": all_reduce} for all_reduce in ALL_REDUCES),
+        {"train": SHARDED_TORUS, "model": {"batch_norm": {"group": 4}}},
+        *({"train": all_reduce, "ranks_per_node": 8} for all_reduce in (TORUS, SHARDED_TORUS, HIERARCHICAL)),
+        {"train": {"all_reduce": {"algorithm": "torus2d", "shard_over": "world"}, "weight_update": "sharded"}},
+        _wires("torus2d", "bf16", "fp16"),
+        _wires("torus2d", "int8", "int8"),
+        _wires("hierarchical", "int8", "int8"),
+        _wires("ring", "fp32", "int8"),
+        _optimizer("shampoo", shampoo={"start_step": 0}),
+        _optimizer("muon"),
+        _optimizer("nlcg", SHARDED_TORUS),
+        _optimizer("lamb", SHARDED_TORUS),
+        {"train": {**SHARDED_TORUS, "ema": {"decay": 0.99}}, "evaluate": True},
+        {"train": TORUS, "evaluate": True},
+    ],
+    ids=option_id,
 )
-def test_every_algorithm_on_every_rank(session: Any, all_reduce: dict[str, Any], group: int) -> None:
-    found = reports(session, range(8), train=all_reduce, model={"batch_norm": {"group": group}})
-    assert disagreements(found) == []
+def test_every_rank_calls_the_same(session: Any, case: dict[str, Any]) -> None:
+    """Every algorithm, wire format and shard; optimizers that send messages of their own; averages and evaluations."""
+    assert disagreements(reports(session, range(8), **case)) == []

@@ -13,6 +13,7 @@ from podscale.errors import ExitCode
 from tests.paper_gpu.stub import ROOT
 
 ECC, ILLEGAL_ADDRESS, ASSERT = 214, 700, 710
+UNAVAILABLE, UNKNOWN = 46, 999
 """Values of cudaError_t."""
 
 
@@ -31,18 +32,10 @@ def run_rank(stub: dict[str, str], directory: Path, **variables: str) -> tuple[i
     return ended.returncode, report.error, ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "reason", "what"),
-    [
-        (ECC, "CUDA error: uncorrectable ECC error encountered", "the GPU failed"),
-        (ILLEGAL_ADDRESS, "CUDA error: an illegal memory access was encountered", "the GPU aborted a kernel"),
-    ],
-)
-def test_a_rank_reports_that_its_gpu_failed(
-    stub: dict[str, str], tmp_path: Path, code: int, reason: str, what: str
-) -> None:
+def check_report(stub: dict[str, str], directory: Path, code: int, reason: str, what: str) -> None:
+    """Let the fourth wait of a rank for its GPU fail, and check its exit code, its error and its output."""
     variables = {"PAPER_FAIL_AFTER": "3", "PAPER_FAIL_WITH": str(code), "PAPER_GPUS": "4", "CUDA_VISIBLE_DEVICES": "2"}
-    exit_code, error, output = run_rank(stub, tmp_path, **variables)
+    exit_code, error, output = run_rank(stub, directory, **variables)
     assert exit_code == ExitCode.FAILED
     first, second, advice = error.splitlines()
     gpu = "cuda:0, NVIDIA H100 80GB HBM3, PCI:0000:03:00"
@@ -53,6 +46,32 @@ def test_a_rank_reports_that_its_gpu_failed(
     assert "docs/runbooks/PodscaleGPUXid.md" in advice
     assert ("CUDA_LAUNCH_BLOCKING" in advice) == (what != "the GPU failed")
     assert "AcceleratorError" in output  # the stack of a kernel that is wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "what"),
+    [
+        (ECC, "CUDA error: uncorrectable ECC error encountered", "the GPU failed"),
+        (ILLEGAL_ADDRESS, "CUDA error: an illegal memory access was encountered", "the GPU aborted a kernel"),
+    ],
+)
+def test_a_rank_reports_that_its_gpu_failed(
+    stub: dict[str, str], tmp_path: Path, code: int, reason: str, what: str
+) -> None:
+    check_report(stub, tmp_path, code, reason, what)
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (UNKNOWN, "CUDA error: unknown error"),
+        (UNAVAILABLE, "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    ],
+)
+def test_a_rank_reports_that_its_gpu_fell_off(stub: dict[str, str], tmp_path: Path, code: int, reason: str) -> None:
+    """Xid 79: a process that used the GPU gets an unknown error, and a new one finds it unavailable."""
+    check_report(stub, tmp_path, code, reason, "the GPU failed")
 
 
 def test_a_failed_assertion_of_a_kernel_is_a_bug(stub: dict[str, str], tmp_path: Path) -> None:

@@ -139,13 +139,79 @@ def test_every_all_reduce_on_one_node(session: Any, all_reduce: dict[str, Any]) 
     assert_clean(session.run(ranks=8, ranks_per_node=8, train=all_reduce))
 
 
+def optimizer_options(name: str, **train: Any) -> dict[str, Any]:
+    options = {"neumann": {"sgd_epochs": 1.0, "reset_epochs": 1.0}} if name == "neumann" else {}
+    return {"optimizer": {"name": name, **options}, "schedule": {"learning_rate": 0.01}, **train}
+
+
 @pytest.mark.usefixtures("whole_matrix")
 @pytest.mark.parametrize("ranks", [1, 8])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "shampoo"])
 def test_every_optimizer(session: Any, optimizer: str, ranks: int) -> None:
-    options = {"neumann": {"sgd_epochs": 1.0, "reset_epochs": 1.0}} if optimizer == "neumann" else {}
-    train = {"optimizer": {"name": optimizer, **options}, "schedule": {"learning_rate": 0.01}}
-    assert_clean(session.run(ranks=ranks, train=train))
+    assert_clean(session.run(ranks=ranks, train=optimizer_options(optimizer)))
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize(("roots", "ranks"), [("eigh", 1), ("eigh", 8), ("newton", 8)])
+def test_shampoo_waits_only_for_eigenvalues(session: Any, roots: str, ranks: int) -> None:
+    train = {"optimizer": {"name": "shampoo", "shampoo": {"roots": roots}}, "schedule": {"learning_rate": 0.01}}
+    report = session.run(ranks=ranks, train=train)
+    assert_clean({**report, "host_waits": []})
+    waits = {wait.partition(" ")[0] for wait in report["host_waits"]}
+    assert waits == ({"aten::_linalg_eigh"} if roots == "eigh" else set())
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name not in ("shampoo", "muon")])
+def test_every_optimizer_with_a_sharded_update(session: Any, optimizer: str) -> None:
+    assert_clean(session.run(ranks=8, train=optimizer_options(optimizer, **SHARDED_TORUS)))
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "options",
+    [{"fused_kernels": "norm"}, {"fused_kernels": "gemm"}, {"accumulation": 2}, {"ema": {"decay": 0.9}}],
+    ids=option_id,
+)
+def test_every_precision_with_other_options(session: Any, options: dict[str, Any], precision: str) -> None:
+    case = {"image_size": 64, "model": {"name": "resnet50", "stem": "imagenet", "width": 16}}
+    assert_clean(session.run(ranks=8, **case, train={**options, "precision": precision}))
+
+
+GRAPHS: list[dict[str, Any]] = [
+    {"train": {"optimizer": {"name": "lars"}}},
+    {"ranks": 8, "train": {**SHARDED_TORUS, "precision": "fp16", "accumulation": 2}},
+    {"ranks": 8, "model": {"batch_norm": {"group": 4}}, "train": {"all_reduce": {"algorithm": "hierarchical"}}},
+    {"ranks": 8, "train": {"mix": {"mixup": 0.2, "cutmix": 1.0}, "ema": {"decay": 0.99}}},
+    {**CONVOLUTIONS, "model": {"name": "resnet50", "stem": "imagenet", "width": 16}},
+]
+"""Steps in a CUDA graph: three ordinary steps, a recorded one, and its replays."""
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize("case", GRAPHS, ids=option_id)
+def test_a_step_in_a_cuda_graph(session: Any, case: dict[str, Any]) -> None:
+    report = session.run(**{**case, "train": {**case["train"], "cuda_graph": True}})
+    assert_clean(report)
+    assert report["counts"]["a graph's launch"] == 1
+    assert report["operators"] < 40, report["counts"]  # copies of the batch, its launch, results, status
+
+
+@pytest.mark.usefixtures("whole_matrix")
+@pytest.mark.parametrize(
+    ("mutant", "text"),
+    [
+        ("static_copy_does_not_wait", "a graph's launch"),
+        ("results_not_copied", "a graph's launch"),
+        ("warm_up_does_not_wait", "cuda_graph.py"),
+        ("nobody_waits_for_queue", "a graph ends before its stream"),
+    ],
+)
+def test_a_missing_wait_of_a_cuda_graph_is_found(session: Any, mutant: str, text: str) -> None:
+    report = session.run(mutant=mutant, ranks=8, train={"cuda_graph": True})
+    assert report["error"] == ""
+    assert any(text in race for race in report["races"]), report["races"]
 
 
 @pytest.mark.usefixtures("whole_matrix")

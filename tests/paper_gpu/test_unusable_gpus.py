@@ -6,7 +6,8 @@ import pytest
 
 OLD_DRIVER = {"PAPER_DRIVER": "12080"}
 VOLTA, TURING = {"PAPER_GPU_CAPABILITY": "70"}, {"PAPER_GPU_CAPABILITY": "75"}
-
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+MIXED = {"PAPER_GPUS": "3", "PAPER_GPU_NAME": f"{H100},{H200}"}
 ONE_SLICE, TWO_SLICES = ({"CUDA_VISIBLE_DEVICES": names} for names in ("MIG-0-1", "MIG-0-1,MIG-0-2"))
 
 
@@ -24,6 +25,7 @@ ONE_SLICE, TWO_SLICES = ({"CUDA_VISIBLE_DEVICES": names} for names in ("MIG-0-1"
         ({"PAPER_GPUS": "4", "CUDA_VISIBLE_DEVICES": "GPU-3,GPU-1"}, "fp32", 2, {"devices": ["cuda:0", "cuda:1"]}),
         (ONE_SLICE, "fp32", 1, {"devices": ["cuda:0"]}),
         (TWO_SLICES, "fp32", 2, {"devices": ["cuda:0", "cuda:0"], "refused": "launch.processes"}),
+        (MIXED, "bf16", 3, {"devices": ["cuda:0", "cuda:1", "cuda:2"], "kinds": {H100: [0], H200: [1, 2]}}),
     ],
     ids=[
         "two",
@@ -37,6 +39,7 @@ ONE_SLICE, TWO_SLICES = ({"CUDA_VISIBLE_DEVICES": names} for names in ("MIG-0-1"
         "UUIDs",
         "slice",
         "slices",
+        "mixed",
     ],
 )
 def test_what_a_machine_can_run(

@@ -47,6 +47,14 @@ class Timeline:
     def wait_on_host(self, event: Clock) -> None:
         _merge(self.host, event)
 
+    def launches(self) -> Clock:
+        """Return the number of operations of each stream."""
+        return {stream: clock.get(stream, 0) for stream, clock in self.clocks.items()}
+
+    def wait_for_all(self) -> None:
+        """Let the host wait for the device."""
+        self.wait_on_host(self.launches())
+
     def is_over(self, number: int, of: Stream, *, before: Stream) -> bool:
         """Return True if operation `number` of stream `of` is over before the next operation of stream `before`."""
         return of == before or max(self.clocks[before].get(of, 0), self.host.get(of, 0)) >= number
@@ -109,6 +117,16 @@ class _Block:
         return index
 
 
+@dataclass(frozen=True)
+class Touch:
+    """Bytes [start, stop) of a block that an operation of a CUDA graph uses."""
+
+    block: _Block
+    start: int
+    stop: int
+    writes: bool
+
+
 class Memory:
     """Accesses to every storage of the device, and those that race."""
 
@@ -117,6 +135,8 @@ class Memory:
         self._blocks: dict[int, _Block] = {}
         self._shared: dict[int, _Block] = {}  # blocks that another stream than the allocating one used
         self.races: list[str] = []
+        self.recorded: list[Touch] | None = None
+        """Accesses of the CUDA graph that is being recorded."""
 
     def allocate(self, tensor: Tensor, stream: Stream, where: str) -> None:
         """Note that `tensor` got new memory; report blocks that it may have got while another stream uses them."""
@@ -138,12 +158,24 @@ class Memory:
             block.users[access.stream] = access
             self._shared[tensor.untyped_storage()._cdata] = block
         for start, stop in byte_ranges(tensor):
-            for cell in block.cells_of(start, stop):
-                self._check(cell, access, writes=writes)
-                if writes:
-                    cell.write, cell.reads = access, {}
-                else:
-                    cell.reads[access.stream] = access
+            touch = Touch(block, start, stop, writes)
+            self._use_bytes(touch, access)
+            if self.recorded is not None:
+                self.recorded.append(touch)
+
+    def repeat(self, touches: Iterable[Touch], access: Access) -> None:
+        """Use the memory of a CUDA graph in one operation. Memory that the graph itself has freed is its own."""
+        alive = [touch for touch in touches if not touch.block.alive.expired()]
+        for touch in sorted(alive, key=lambda touch: touch.writes):
+            self._use_bytes(touch, access)
+
+    def _use_bytes(self, touch: Touch, access: Access) -> None:
+        for cell in touch.block.cells_of(touch.start, touch.stop):
+            self._check(cell, access, writes=touch.writes)
+            if touch.writes:
+                cell.write, cell.reads = access, {}
+            else:
+                cell.reads[access.stream] = access
 
     def read_on_host(self, tensor: Tensor, where: str) -> None:
         """Report a read by the host of memory that a stream may still write."""

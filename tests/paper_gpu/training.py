@@ -22,14 +22,17 @@ from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.pytorch import comm_queue, evaluator, trainer, world
 from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels, gemm_calls, gemm_check, gemm_kernels
+from podscale.pytorch.cuda_graph import WARM_UP_STEPS, CudaGraphStep
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, as_array, build_ema
 from podscale.training.run_progress import RunProgress
-from tests.paper_gpu.device import PaperGpu, paper_gpu, where
+from tests.paper_gpu.device import PaperGpu, paper_gpu, size_in_bytes, where
+from tests.paper_gpu.graph import paper_graphs
 from tests.paper_gpu.mutants import MUTANTS, MUTANTS_OF_EVALUATION
 from tests.paper_gpu.timeline import Access, on_device
+from tests.paper_gpu.unfused import WITHOUT
 from tests.support.tiny import SHALLOW
 
 CLASSES, SAMPLES = 10, 4096
@@ -39,6 +42,8 @@ SLICE_ELEMENTS = 2**14
 """Length of a slice of a bucket: shorter than in real runs, so that a small bucket has several."""
 STEPS = 3
 """Steps of a case, so that the status of the first is read. The last one counts as recorded in a CUDA graph."""
+GRAPH_STEPS = WARM_UP_STEPS + 3
+"""Steps of a case with a CUDA graph: the recorded one and its replays."""
 
 
 def _per_channel(images: Tensor) -> Tensor:
@@ -62,8 +67,8 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     """Train `STEPS` steps and return everything that was recorded.
 
     Args:
-        case: options by name: `ranks`, `rank`, `ranks_per_node`, `model`, `image_size`, `train`, `steps`, `descriptors`
-            and `mutant`.
+        case: options by name: `ranks`, `rank`, `ranks_per_node`, `model`, `image_size`, `train`, `steps`, `evaluate`,
+            `descriptors`, `mutant`, and `without`, a kernel that does not run.
     """
     ranks, rank = case.get("ranks", 1), case.get("rank", 0)
     local_size = min(ranks, case.get("ranks_per_node", RANKS_PER_NODE))
@@ -75,14 +80,17 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         SHALLOW,
         mock.patch.dict(comm_queue.SLICE_ELEMENTS, cuda=SLICE_ELEMENTS),
         paper_gpu() as gpu,
+        mock.patch.multiple(torch.cuda, **paper_graphs(gpu)),
         _fake_groups(here),
         _paper_kernels(gpu, by_descriptors=case.get("descriptors", False)),
         _planted(case.get("mutant"), gpu),
+        WITHOUT[case["without"]]() if "without" in case else nullcontext(),
     ):
         run, error = _Run(config, here, gpu), ""
+        evaluates = "steps" not in case and ("mutant" not in case or case["mutant"] in MUTANTS_OF_EVALUATION)
         try:
-            run.train(case.get("steps", STEPS))
-            if "steps" not in case and ("mutant" not in case or case["mutant"] in MUTANTS_OF_EVALUATION):
+            run.train(case.get("steps", GRAPH_STEPS if config.train.cuda_graph else STEPS))
+            if case.get("evaluate", evaluates):
                 run.evaluate()
         except Exception:
             error = traceback.format_exc()
@@ -95,7 +103,8 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "races": Counter(gpu.memory.races),
             "not_channels_last": strided + run.strided_activations if config.train.channels_last else [],
             "operators": sum(run.operators.values()),
-            "kernel_bytes": run.kernel_bytes,
+            "bytes": run.bytes,
+            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
             "descriptors": gemm_calls.use_descriptors,
             "counts": dict(run.operators.most_common()),
             "collectives": gpu.collectives,
@@ -151,11 +160,13 @@ class _Run:
         self.state = TrainState(
             self.model, self.step.weights, self.step.optimizer, self.step.precision, RunProgress(), ema
         )
+        graph = CudaGraphStep(self.step, here, on_sampled=lambda seconds: None) if config.train.cuda_graph else None
+        self.train_step: Any = graph or self.step
         self.step_sync, self.prefetcher = StepSync(here), DevicePrefetcher(here)
         self.evaluator = self._build_evaluator(batches=2)
         self.strided_activations: list[str] = []
         self.operators: Counter[str] = Counter()
-        self.kernel_bytes: Counter[str] = Counter()
+        self.bytes: dict[str, Counter[str]] = {}
         self.host_waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         if config.train.channels_last:
@@ -178,13 +189,13 @@ class _Run:
         gpu.clear()
         for batch in self.prefetcher(_batches(steps, images, size), _phase):
             gpu.step += 1
-            gpu.capturing = 1 < gpu.step == steps
+            gpu.capturing = not self.config.train.cuda_graph and 1 < gpu.step == steps
             gpu.operators.clear()
-            gpu.kernel_bytes.clear()
+            gpu.bytes.clear()
             trainer.PyTorchTrainer.train_step(session, batch)
             gpu.capturing = False
         self.operators, self.host_waits = Counter(gpu.operators), Counter(gpu.host_waits)
-        self.kernel_bytes = Counter(gpu.kernel_bytes)
+        self.bytes = {phase: Counter(sizes) for phase, sizes in gpu.bytes.items()}
         self.copies = Counter(gpu.copies)
 
     def evaluate(self) -> None:
@@ -216,6 +227,12 @@ class _Run:
         buffer = self.step.reducer.buffer
         return [buffer.layout.bounds, buffer.offsets]
 
+    @contextmanager
+    def _enter_phase(self, name: str) -> Iterator[None]:
+        self.gpu.phase = name
+        yield
+        self.gpu.phase = ""
+
     @property
     def _images(self) -> int:
         """Images of a rank in a step."""
@@ -223,13 +240,13 @@ class _Run:
 
     def _session(self) -> Any:
         """Return what `PyTorchTrainer.train_step` reads of its trainer."""
-        timer = SimpleNamespace(phase=_phase, busy_seconds=0.1)
+        timer = SimpleNamespace(phase=self._enter_phase, busy_seconds=0.1)
         logger = SimpleNamespace(timer=timer, metrics=mock.Mock(), step_done=lambda *values: None)
         return SimpleNamespace(
             training_logger=logger,
             progress=self.state.progress,
             _training_flops=lambda size: 1,
-            step=self.step,
+            step=self.train_step,
             state=self.state,
             step_sync=self.step_sync,
             stop_request=SimpleNamespace(requested=False),
@@ -262,8 +279,8 @@ def _fake_groups(here: world.World) -> Iterator[None]:
 class PaperKernel:
     """Launcher of a Triton kernel that only records what it reads and writes, by the positions of its tensors."""
 
-    def __init__(self, gpu: PaperGpu, name: str, writes: tuple[int, ...]) -> None:
-        self._gpu, self._name, self._writes = gpu, name, writes
+    def __init__(self, gpu: PaperGpu, name: str, writes: tuple[int, ...], updates: tuple[int, ...]) -> None:
+        self._gpu, self._name, self._writes, self._updates = gpu, name, writes, updates
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return self._launch
@@ -278,11 +295,9 @@ class PaperKernel:
         for position, tensor in tensors:
             gpu.memory.use(tensor, access, writes=position in self._writes)
         # An argument that a kernel does not use is another one again.
-        sizes = {
-            (tensor.untyped_storage()._cdata, tensor.storage_offset()): tensor.numel() * tensor.element_size()
-            for _, tensor in tensors
-        }
-        gpu.kernel_bytes[self._name] += sum(sizes.values())
+        distinct = {(tensor.untyped_storage()._cdata, tensor.storage_offset()): tensor for _, tensor in tensors}
+        updated = (tensor for position, tensor in tensors if position in self._updates)
+        gpu.bytes[gpu.phase][self._name] += sum(map(size_in_bytes, (*distinct.values(), *updated)))
 
 
 KERNEL_OUTPUTS = {
@@ -304,6 +319,8 @@ KERNEL_OUTPUTS = {
     (gemm_kernels, "_gemm_add_splits_kernel"): (1,),
 }
 """Positions of the tensors that each Triton kernel writes."""
+KERNEL_UPDATES = {(fused_momentum, "_momentum_kernel"): (0, 2), (fused_kernels, "_finish_moments_kernel"): (4, 5)}
+"""Positions of the tensors that a kernel also reads before it writes them."""
 
 
 @contextmanager
@@ -312,7 +329,8 @@ def _paper_kernels(gpu: PaperGpu, *, by_descriptors: bool) -> Iterator[None]:
     times = gemm_check.LoadComparison(False, 1.0, 0.5 if by_descriptors else 2.0)
     with ExitStack() as stack:
         for (module, name), writes in KERNEL_OUTPUTS.items():
-            stack.enter_context(mock.patch.object(module, name, PaperKernel(gpu, name, writes)))
+            kernel = PaperKernel(gpu, name, writes, KERNEL_UPDATES.get((module, name), ()))
+            stack.enter_context(mock.patch.object(module, name, kernel))
         stack.enter_context(mock.patch.object(gemm_check, "largest_error", return_value=0.0))  # values are needed
         stack.enter_context(mock.patch.object(gemm_check, "compare_loads", return_value=times))
         yield

@@ -11,7 +11,7 @@ from podscale.util import host_info
 
 
 def check_machine(case: dict[str, Any]) -> dict[str, Any]:
-    """Return the devices of the ranks on a node, or the field of the error that refuses them.
+    """Return the devices of the ranks on a node, the ranks of each kind if there are several, or the refused field.
 
     Args:
         case: `precision`; `ranks` on the node; `nodes`, the number of the driver's device files.
@@ -26,7 +26,8 @@ def check_machine(case: dict[str, Any]) -> dict[str, Any]:
         devices = [choose_device(environ) for environ in environments]
         found["devices"] = [str(device) for device in devices]
         if devices[0].type == "cuda":
-            compare_identities([gpu_identity(device) for device in devices], may_share=False)
+            kinds = compare_identities([gpu_identity(device) for device in devices], may_share=False)
+            found.update({"kinds": kinds} if len(kinds) > 1 else {})
     except InputError as error:
         found["refused"] = error.field
     return found

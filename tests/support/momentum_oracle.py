@@ -17,15 +17,14 @@ def relative_error(found: torch.Tensor, expected: np.ndarray) -> float:
     return float(np.abs(found.double().numpy() - expected).max() / np.abs(expected).max())
 
 
-def main() -> None:
-    """Print the errors of norms, weights and momentum relative to the largest value, as JSON by case."""
-    assert os.environ["TRITON_INTERPRET"] == "1"
+def all_errors() -> dict[str, float]:
+    """Return the errors of norms, weights and momentum by case, relative to the largest value."""
     layout = plan_buckets(SIZES, 50_000, 32)
     slices = [
         ParamSlice(str(i), start, size, decays, decays)
         for i, (start, size, decays) in enumerate(zip(layout.starts, SIZES, DECAYS, strict=True))
     ]
-    random, errors = np.random.default_rng(0), {}
+    random, errors = np.random.default_rng(0), dict[str, float]()
     for nesterov in (False, True):
         weights, gradients = torch.zeros(layout.length), torch.zeros(layout.length)
         for s in slices:
@@ -64,7 +63,12 @@ def main() -> None:
                     errors[f"norms of {name}, nesterov {nesterov}"] = relative_error(squares.sqrt(), norms)
         errors[f"weights, nesterov {nesterov}"] = relative_error(weights, w)
         errors[f"momentum, nesterov {nesterov}"] = relative_error(fused.values, m)
-    print(json.dumps(errors))
+    return errors
+
+
+def main() -> None:
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    print(json.dumps(all_errors()))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tests.support.triton_kernels import (
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "cases"),
-    [("fused_norm_oracle", 28), ("fused_norm_ranks", 4)],
+    [("fused_norm_oracle", 32), ("fused_norm_ranks", 4)],
     ids=["one rank", "two ranks of unequal batches"],
 )
 def test_results_equal_float64(module: str, cases: int) -> None:

@@ -304,12 +304,12 @@ CHECK = """
 import json
 import torch
 from podscale.pytorch.batch_norm import gemm_check
-from tests.support.gemm_mutants import MUTANTS, planted
+from tests.support.kernel_mutants import MUTANTS, planted
 from tests.support.triton_bf16 import interpret_bf16
 interpret_bf16()
 device = torch.device("cpu")
 errors = [gemm_check.largest_error(device, [gemm_check.SMALL])]
-with planted(MUTANTS["bits in the wrong order"]):
+with planted(MUTANTS["gemm"]["bits in the wrong order"]):
     errors.append(gemm_check.largest_error(device, [gemm_check.SMALL]))
 print(json.dumps(errors))
 """
