@@ -322,7 +322,7 @@ OTHER_VARIABLES: Final = (
         OMP_NUM_THREADS,
         "number",
         f"{SUPERVISOR_OF}, user",
-        "workers, OpenMP, `podscale serve`",
+        "workers, OpenMP, the prediction server",
         "CPU threads of each rank for computation.",
     ),
     Variable(
