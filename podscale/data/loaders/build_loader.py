@@ -146,13 +146,14 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
 
     Up to input.record_cache_bytes of it are kept in memory. Raises InputError if there is no complete shard set.
     """
-    from podscale.data.memory_cache import MemoryCache
-    from podscale.data.node_cache import ShardCache
-    from podscale.data.shard_set import LocalShardMapper, ShardSet
-
     memory = config.input.record_cache_bytes
     if (directory := Location.parse(location).local_path) is not None:
+        from podscale.data.memory_cache import MemoryCache
+        from podscale.data.shard_set import LocalShardMapper, ShardSet
+
         return ShardSet.open(directory, MemoryCache(LocalShardMapper(), memory) if memory else None)
+    from podscale.data.node_cache import ShardCache  # its retries need tenacity, which GPU sessions do not carry
+
     return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
 
 
