@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.fused_training imagenette224.tar [--steps 100] [--jobs 2]
 
 Shows on a CPU that a training follows the same course with the kernels of `train.fused_kernels: gemm`. It says nothing
-about their speed: the interpreter runs a kernel's program for one tile after the other.
+about their speed: the interpreter runs a kernel's program for one tile after the other. In full it takes more than an
+hour on two cores.
 """
 
 import importlib.util
@@ -56,8 +57,8 @@ class Variant(NamedTuple):
 VARIANTS = tuple(Variant(dtype, kernels) for dtype in ("fp32", "bf16") for kernels in (False, True))
 READING = (
     "Every training begins with the same weights and sees the same images in the same order: those of Podscale's own",
-    "loader, with random crops. Their losses differ by rounding alone, which grows from step to step. The kernels are",
-    "right if they part from separate operations no further than separate operations in bf16 part from those in fp32.",
+    "loader, with random crops. If the kernels are right, losses differ by rounding, which grows from step to step:",
+    "kernels part from separate operations no further than separate operations in bf16 part from those in fp32.",
     "",
 )
 

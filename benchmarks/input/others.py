@@ -87,28 +87,27 @@ def timm_transform(size: int, interpolation: str, auto_augment: str | None = Non
 
 
 def webdataset(interpolation: str = "bilinear") -> Pipeline:
-    """webdataset reads a tar and decodes with PIL, torchvision crops and flips."""
+    return partial(_webdataset, interpolation)
 
-    def run(split: Split, batch: int, size: int) -> BatchSizes:
-        import webdataset as wds
 
-        crop, images = torchvision_transforms(size, interpolation), np.empty((batch, size, size, 3), dtype=np.uint8)
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "train.tar"
-            with tarfile.open(path, "w") as archive:
-                for row in range(len(split)):
-                    record = split.read(row).tobytes()
-                    member = tarfile.TarInfo(f"{row:08}.jpg")
-                    member.size = len(record)
-                    archive.addfile(member, io.BytesIO(record))
-            dataset = wds.WebDataset(str(path), shardshuffle=False, empty_check=False).repeat()
-            samples = iter(dataset.decode("pilrgb").to_tuple("jpg").map_tuple(crop))
-            while True:
-                for slot in range(batch):
-                    images[slot] = np.asarray(next(samples)[0])
-                yield batch
+def _webdataset(interpolation: str, split: Split, batch: int, size: int) -> BatchSizes:
+    import webdataset as wds
 
-    return run
+    crop, images = torchvision_transforms(size, interpolation), np.empty((batch, size, size, 3), dtype=np.uint8)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "train.tar"
+        with tarfile.open(path, "w") as archive:
+            for row in range(len(split)):
+                record = split.read(row).tobytes()
+                member = tarfile.TarInfo(f"{row:08}.jpg")
+                member.size = len(record)
+                archive.addfile(member, io.BytesIO(record))
+        dataset = wds.WebDataset(str(path), shardshuffle=False, empty_check=False).repeat()
+        samples = iter(dataset.decode("pilrgb").to_tuple("jpg").map_tuple(crop))
+        while True:
+            for slot in range(batch):
+                images[slot] = np.asarray(next(samples)[0])
+            yield batch
 
 
 def tf_data(interpolation: str = "bilinear") -> Pipeline:

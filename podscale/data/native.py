@@ -184,7 +184,7 @@ class CropDecoder:
         widths: npt.NDArray[np.integer],
         crops: CropParamsBatch,
         images: Pixels,
-        interpolation: Interpolation,
+        interpolation: Interpolation | npt.NDArray[np.bool_],
         indexes: Sequence[ImageIndex] | None = None,
     ) -> npt.NDArray[np.uint8]:
         """Write the crops to `images`. Returns 0 or the number of the reason for each record, uint8 [n].
@@ -197,6 +197,7 @@ class CropDecoder:
             widths: [n], width that each image must have, pixels.
             crops: crops of the records; further ones are ignored.
             images: uint8 [n, size, size, 3], contiguous; written.
+            interpolation: filter of all crops; or bool [n], True for each bicubic crop and False for a bilinear one.
             indexes: n decode indexes, uint8 [bytes], `NO_INDEX` for an image without one. None: no image has one.
         """
         columns = [heights, widths, *(getattr(crops, name)[: len(records)] for name in CropParams._fields)]
@@ -205,38 +206,17 @@ class CropDecoder:
         found = [NO_INDEX] * len(records) if indexes is None else list(indexes)
         is_packed = [isinstance(record, Coefficients) for record in records]
         buffers = [record.packed if isinstance(record, Coefficients) else record for record in records]
-        size, is_bicubic = images.shape[1], interpolation == "bicubic"
-        self._decoder.decode(buffers, is_packed, found, table, images, status, size, is_bicubic, self._rows_first)
-        return status
-
-    def decode_filtered(
-        self,
-        records: Sequence[Pixels | Coefficients],
-        heights: npt.NDArray[np.integer],
-        widths: npt.NDArray[np.integer],
-        crops: CropParamsBatch,
-        images: Pixels,
-        is_bicubic: npt.NDArray[np.bool_],
-        indexes: Sequence[ImageIndex] | None = None,
-    ) -> npt.NDArray[np.uint8]:
-        """Do as `decode`, with a filter for each crop.
-
-        A call has one filter. In that of the other filter a record is empty, which the extension refuses before it
-        writes to the image.
-
-        Args:
-            heights: [n], pixels.
-            widths: [n], pixels.
-            is_bicubic: bool [n], False for the bilinear filter.
-        """
-        status = np.zeros(len(records), dtype=np.uint8)
-        for interpolation in RESAMPLING:
-            chosen = is_bicubic == (interpolation == "bicubic")
-            if not chosen.any():
-                continue
-            own = [record if one else NO_RECORD for record, one in zip(records, chosen.tolist(), strict=True)]
-            found = self.decode(own, heights, widths, crops, images, interpolation, indexes)
-            status[chosen] = found[chosen]
+        is_bicubic = (
+            np.full(len(records), interpolation == "bicubic") if isinstance(interpolation, str) else interpolation
+        )
+        for bicubic in np.unique(is_bicubic).tolist():  # a call of the extension has one filter
+            chosen = is_bicubic == bicubic
+            # It refuses the empty records in place of the other crops before it writes to their images.
+            own = [buffer if one else NO_RECORD for buffer, one in zip(buffers, chosen.tolist(), strict=True)]
+            packed = np.logical_and(is_packed, chosen).tolist()
+            reasons = np.zeros(len(records), dtype=np.uint8)
+            self._decoder.decode(own, packed, found, table, images, reasons, images.shape[1], bicubic, self._rows_first)
+            status[chosen] = reasons[chosen]
         return status
 
     def pack(self, records: Sequence[Pixels], limits: Sequence[int]) -> list[Coefficients | None]:

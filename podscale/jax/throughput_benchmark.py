@@ -79,7 +79,7 @@ def serve_store() -> None:
     """Set the address of the ranks' store; rank 0 serves it on a thread until it exits. A single rank needs none."""
     if env.read_number(env.WORLD_SIZE) in (None, 1):
         return
-    address, port = env.require_text(env.MASTER_ADDR), env.read_number(env.MASTER_PORT) or 0
+    address, port = env.require_text(env.MASTER_ADDR), env.require_number(env.MASTER_PORT)
     os.environ[env.STORE] = f"{address}:{port}"
     if env.read_number(env.RANK) == 0:
         StoreServer(address, port)

@@ -371,7 +371,12 @@ def require_text(name: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return a variable that a process needs. Raises InputError if it is absent or empty."""
     if text := environment.get(name):
         return text
-    raise InputError("is missing", field=name, hint="Start the process by a command of Podscale, which sets it.")
+    raise InputError("missing", field=name, hint="Start the process by a command of Podscale, which sets it.")
+
+
+def require_number(name: str, environment: Mapping[str, str] = os.environ) -> int:
+    """Return a variable that a process needs, as a number. Raises InputError if it is absent, empty or no number."""
+    return number(name, require_text(name, environment))
 
 
 def require_path(name: str, environment: Mapping[str, str] = os.environ) -> Path:

@@ -70,9 +70,12 @@ def gigabytes(report: dict[str, Any], phase: str = "forward_backward") -> dict[s
     return {name: size / 1e9 for name, size in report["bytes"][phase].items()}
 
 
-def count_step(session: Any, option: str, **case: Any) -> dict[str, float]:
-    """Return the traffic of forward and backward of 408 images."""
-    return gigabytes(session.run(**RESNET, **case, train={"global_batch": 408, "fused_kernels": option}))
+def count_step(session: Any, option: str, *, descriptors: bool = False, **case: Any) -> dict[str, float]:
+    """Return the traffic of forward and backward of 408 images, and check how the kernels load their tiles."""
+    train = {"global_batch": 408, "fused_kernels": option}
+    report = session.run(**RESNET, **case, descriptors=descriptors, train=train)
+    assert report["descriptors"] is descriptors
+    return gigabytes(report)
 
 
 @pytest.mark.usefixtures("whole_matrix")
@@ -90,7 +93,7 @@ def test_the_fused_kernels_stay_within_their_budget(session: Any, option: str, d
 @pytest.mark.parametrize(("part", "saved"), SAVED.items())
 def test_each_part_of_a_kernel_saves_its_bytes(session: Any, part: str, saved: float) -> None:
     """Moments in the convolution; sums in its data gradient; activation, and a block's sum, of its input."""
-    without, fused = count_step(session, "gemm", without=part), count_step(session, "gemm", descriptors=False)
+    without, fused = count_step(session, "gemm", without=part), count_step(session, "gemm")
     assert sum(without.values()) - sum(fused.values()) == pytest.approx(saved, abs=0.05), without
 
 

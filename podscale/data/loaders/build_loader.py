@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,41 +193,20 @@ def _make_loader(
         from podscale.data.loaders.nvjpeg import NvjpegLoader
 
         return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
-    return _make_cpu_loader(name, config, batch_plan, guard, device, rows, decoded_bytes)
-
-
-def _make_cpu_loader(
-    name: str,
-    config: RunConfig,
-    batch_plan: BatchPlan,
-    guard: BadRecordGuard,
-    device: str,
-    rows: npt.NDArray[np.int64],
-    decoded_bytes: int,
-) -> Loader:
-    """Return the loader `native` or `reference`, with a decoded cache in its best form."""
     from podscale.data.loaders.cache_form import choose_cache_form
     from podscale.data.loaders.cpu import NativeLoader, PillowLoader, image_allocator
     from podscale.data.loaders.decoded_cache import open_image_store
 
-    settings = config.input
     images = open_image_store(batch_plan.split, decoded_bytes)
+    make: Callable[..., PillowLoader] = PillowLoader
     if name == "native":
         form = settings.decoded_cache_form if decoded_bytes else "pixels"
         if form == "auto":
             form = choose_cache_form(batch_plan, rows, images.limit_bytes)
-        return NativeLoader(
-            batch_plan,
-            guard,
-            workers=settings.workers,
-            prefetch=settings.prefetch,
-            images=images,
-            keeps_coefficients=form == "coefficients",
-            allocate=image_allocator(device),
-        )
-    if decoded_bytes and settings.decoded_cache_form == "coefficients":
+        make = partial(NativeLoader, keeps_coefficients=form == "coefficients")
+    elif decoded_bytes and settings.decoded_cache_form == "coefficients":
         log.warning("the decoded cache keeps pixels, because only the loader native keeps coefficients")
-    return PillowLoader(
+    return make(
         batch_plan,
         guard,
         workers=settings.workers,

@@ -103,7 +103,7 @@ def estimate_forms(
 
     def seconds(records: Sequence[Pixels | Coefficients], indexes: Sequence[ImageIndex] | None = None) -> float:
         arguments = (heights[own], widths[own], crops, images, filters, indexes)
-        return _least_seconds(lambda: decoder.decode_filtered(records, *arguments)) / len(own)
+        return _least_seconds(lambda: decoder.decode(records, *arguments)) / len(own)
 
     pixel_bytes = 3.0 * float((heights[rows].astype(np.int64) * widths[rows]).sum())
     growth = sum(one.nbytes for one in coefficients) / sum(map(len, files))

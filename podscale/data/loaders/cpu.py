@@ -310,7 +310,7 @@ class NativeLoader(PillowLoader):
         packed = self._pack(rows, files) if self._packs else {}
         for slot, record in {**files, **packed}.items():
             records[slot] = record
-        status = self._decoder.decode_filtered(
+        status = self._decoder.decode(
             [NO_RECORD if record is None else record for record in records],
             split.column("height")[rows],
             split.column("width")[rows],

@@ -263,7 +263,7 @@ def test_a_batch_may_have_a_filter_for_each_crop() -> None:
     images, status = np.full((count, SIZE, SIZE, 3), 77, dtype=np.uint8), np.array([0, 1, 0, 0, 1])
     crops = batch_of([crop] * count)
     for mixed in (is_bicubic, ~is_bicubic, np.full(count, True), np.full(count, False)):
-        found = CropDecoder(2).decode_filtered(records, *sides, crops, images, mixed)
+        found = CropDecoder(2).decode(records, *sides, crops, images, mixed)
         assert np.array_equal(found, status)
         for slot in np.flatnonzero(status == 0):
             filtered = "bicubic" if mixed[slot] else "bilinear"

@@ -23,8 +23,8 @@ SOURCES = {
 }
 USED = {constant for text in SOURCES.values() for constant in re.findall(r"\benv\.([A-Z_]+)\b", text)}
 READERS = {
-    "number": {"read_number", "number"},
-    "process id": {"read_number"},
+    "number": {"read_number", "require_number", "number"},
+    "process id": {"read_number", "require_number"},
     "seconds": {"read_seconds"},
     "path": {"read_path", "require_path"},
     "host:port": {"", "number"},
@@ -95,6 +95,10 @@ def test_a_variable_that_a_process_needs_is_named() -> None:
     for environment in ({}, {env.RANK_DIR: ""}):
         with refused(field=env.RANK_DIR):
             env.require_path(env.RANK_DIR, environment)
+    for environment in ({}, {env.MASTER_PORT: ""}, {env.MASTER_PORT: "many"}):
+        with refused(field=env.MASTER_PORT):
+            env.require_number(env.MASTER_PORT, environment)
+    assert env.require_number(env.MASTER_PORT, {env.MASTER_PORT: "29500"}) == 29500
     assert env.require_path(env.RANK_DIR, {env.RANK_DIR: "/run"}) == Path("/run")
 
 
