@@ -52,12 +52,14 @@ class Run(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Picture of a recorded value by step, as a running median over some steps."""
+    """Picture of a recorded value by step, as a running summary over some steps, within limits."""
 
     value: str
     title: str
     label: str
     steps: int = 15
+    summary: Callable[[list[float]], float] = statistics.median
+    limits: tuple[float, float] = (-1.0, 2.0)
 
 
 class CloseUp(NamedTuple):
@@ -90,6 +92,8 @@ def neumann(**options: Any) -> Run:
 
 SLOPE = Picture("slope_left", "Slope along a step that is left after it", "<g', p> / <g, p>")
 ANGLE = Picture("angle", "Angle between a step and steepest descent", "cos(p, -g)")
+STEP = Picture("length", "Length of a step", "|p| / |weights|")
+GRADIENT = Picture("gradient", "Length of the gradient", "|g|", limits=(0.0, math.inf))
 FAMILIES: dict[str, Family] = {
     "nlcg": Family(
         "What NLCG's steps do",
@@ -103,7 +107,8 @@ FAMILIES: dict[str, Family] = {
             "LARS": Run(8.0, {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.016}),
         },
         (
-            *(SLOPE, ANGLE, Picture("beta", "beta before it is clipped", "beta")),
+            *(SLOPE, ANGLE, STEP, GRADIENT, Picture("beta", "beta before it is clipped", "beta")),
+            Picture("clipped", "Share of the steps whose beta is clipped", "share of 30 steps", 30, statistics.fmean),
             Picture("base_rate", "Part of the learning rate that the step heuristic leaves", "base rate", 1),
         ),
         note=(
@@ -123,8 +128,14 @@ FAMILIES: dict[str, Family] = {
             "no resets": neumann(reset_epochs=1000),
             "neither": neumann(alpha=0.0, beta=0.0, reset_epochs=1000),
             "Nesterov": Run(0.4, {"name": "sgd", "nesterov": True, "momentum": 0.95}),
+            "Nesterov, rate inside": Run(
+                0.4, {"name": "sgd", "nesterov": True, "momentum": 0.95, "momentum_form": "unscaled"}
+            ),
         },
-        (SLOPE, ANGLE, Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1)),
+        (
+            *(SLOPE, ANGLE, STEP, GRADIENT),
+            Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1),
+        ),
         CloseUp(("Neumann", "no regulariser"), "push", "the regulariser"),
     ),
 }
@@ -154,13 +165,16 @@ class RecordedOptimizer:
         row = {
             "loss": hyper.loss.item(),
             "length": float(moved.norm()) / float(weights.norm()),
+            "gradient": float(gradient.norm()),
             "angle": -slope / (float(gradient.norm()) * float(moved.norm()) + EPS),
             "slope_left": None if self._last is None else float(gradient @ self._last[0]) / self._last[1],
         }
         if self._section.name == "nlcg":
             # <r, s_old> of Polak-Ribiere; the moment `gradient` is now that of this step.
             kept = 0.0 if descent is None else -float(self.moments["gradient"].double() @ descent)
-            row["beta"] = (self.scalars["rho"].item() - kept) / (before["rho"] + EPS) if before["updates"] else None
+            if before["updates"]:
+                beta = (self.scalars["rho"].item() - kept) / (before["rho"] + EPS)
+                row |= {"beta": beta, "clipped": float(not 0 < beta < 1)}
             row["base_rate"] = self.scalars["base_rate"].item()
         if self._section.name == "neumann":
             options = self._section.neumann
@@ -293,6 +307,7 @@ def share(holds: Callable[[float], bool]) -> Callable[[list[float]], float]:
 COLUMNS = (
     Column("last loss", "loss", lambda values: statistics.fmean(values[-LAST_STEPS:]), ".3f"),
     Column("step / weights", "length", statistics.median, ".4f"),
+    Column("gradient", "gradient", statistics.median, ".3f"),
     Column("cos(p, -g)", "angle", statistics.median, ".2f"),
     Column("slope left", "slope_left", statistics.median, ".2f"),
     Column("past the minimum", "slope_left", share(lambda value: value < 0), ".0%"),
@@ -353,18 +368,20 @@ def later_values(rows: Rows, value: str) -> list[float]:
 
 
 def draw(picture: Picture, series: Mapping[str, Rows]) -> str:
-    """Draw a picture, within -1 and 2, as an SVG file."""
-    lines = []
+    """Draw a picture as an SVG file."""
+    lines, (lowest, highest) = [], picture.limits
     for colour, (name, rows) in enumerate(series.items(), start=1):
         found = [(step, number) for step, row in enumerate(rows) if (number := row.get(picture.value)) is not None]
         starts = range(0, len(found), max(1, picture.steps // 3))
         windows = [found[start : start + picture.steps] for start in starts]
         points = [
-            (statistics.median(step for step, _ in window), statistics.median(number for _, number in window))
+            (statistics.median(step for step, _ in window), picture.summary([number for _, number in window]))
             for window in windows
         ]
         if points:
-            lines.append(LineSeries(name, [(step, min(2.0, max(-1.0, number))) for step, number in points], colour))
+            lines.append(
+                LineSeries(name, [(step, min(highest, max(lowest, number))) for step, number in points], colour)
+            )
     return line_chart_svg(picture.title, lines, x=XAxis("step"), y=YAxis(picture.label))
 
 

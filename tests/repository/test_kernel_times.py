@@ -11,7 +11,9 @@ def test_calls_of_fused_kernels_run() -> None:
 
 
 FUSED_TIMED = """
+from tests.support.triton_interpreter import adapt_interpreter
 from tools import fused_kernel_times as times
+adapt_interpreter()
 times.LAYERS = ((64, 4),)
 count = 0
 for settings in (times.COMMITTED, times.Settings(2048, 64, 8, 8)):
@@ -31,9 +33,9 @@ def test_calls_of_gemm_kernels_run() -> None:
 
 
 GEMM_TIMED = """
-from tests.support.triton_bf16 import interpret_bf16
+from tests.support.triton_interpreter import adapt_interpreter
 from tools import gemm_kernel_times as times
-interpret_bf16()
+adapt_interpreter()
 count = 0
 for tiles in (times.COMMITTED, times.Tiles(64, 64, 4, True)):
     tiles.apply()

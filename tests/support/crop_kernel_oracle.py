@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 from collections.abc import Collection
 
 import numpy as np
@@ -16,8 +15,9 @@ from podscale.config.data import Interpolation
 from podscale.data.crop import CropParams, CropParamsBatch
 from podscale.data.decode import RESAMPLING, crop_and_resize
 from podscale.data.loaders import crop_kernels
-from podscale.data.loaders.crop_kernels import PILLOW_ORDER, crop_batch
+from podscale.data.loaders.crop_kernels import PILLOW_ORDER
 from podscale.data.native import ORDERS, PassOrder
+from tests.support.triton_interpreter import adapt_interpreter
 
 CASES = {
     "shrunk": [(3, 5, 33, 20, 12, 12, 0, 0), (0, 0, 44, 34, 12, 12, 0, 0), (10, 2, 14, 31, 12, 12, 0, 0)],
@@ -55,7 +55,7 @@ def differences(
     batch = CropParamsBatch(*(np.array(column) for column in zip(*(crop for _, crop in named), strict=True)))
     planes = [torch.from_numpy(image).permute(2, 0, 1).contiguous().to(device) for image in images]
     found = torch.full((len(named), SIZE, SIZE, 3), 77, dtype=torch.uint8, device=device)
-    crop_batch(planes, batch, interpolation, found, order)
+    crop_kernels.crop_batch(planes, batch, interpolation, found, order)
     largest: dict[str, int] = {}
     for (name, crop), image, ours in zip(named, images, found.cpu().numpy(), strict=True):
         expected = crop_in_order(image, crop, interpolation, order)
@@ -72,9 +72,14 @@ def named_crops(cases: Collection[str]) -> dict[str, list[CropParams]]:
     }
 
 
+def use_few_programs() -> None:
+    """Let a program compute a whole crop: each takes milliseconds in the interpreter."""
+    crop_kernels.BLOCK_ROWS = 16
+
+
 def main() -> None:
-    assert os.environ["TRITON_INTERPRET"] == "1"
-    crop_kernels.BLOCK_ROWS = 16  # fewer programs, each of which takes milliseconds here
+    adapt_interpreter()
+    use_few_programs()
     kinds: tuple[Interpolation, ...] = ("bilinear", "bicubic")
     found = {kind: differences(kind) for kind in kinds}
     found |= {f"{kind}, {OTHER_ORDER}": differences(kind, order=OTHER_ORDER, cases=["high"]) for kind in kinds}

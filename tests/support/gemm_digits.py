@@ -13,7 +13,7 @@ from podscale.config import ModelSection
 from podscale.data.sources.digits import load
 from podscale.models import resnet
 from tests.support.gemm_oracle import prepare_interpreter
-from tests.support.gemm_training import train
+from tests.support.gemm_training import train, use_large_tiles
 
 STEPS, IMAGES = 20, 16
 LEARNING_RATE = 0.05
@@ -24,6 +24,7 @@ BLOCKS = {"resnet50": ("bottleneck", (1, 2))}
 
 def main() -> None:
     prepare_interpreter()
+    use_large_tiles()
     digits = load()
     images = torch.from_numpy(digits["levels"]).float()[:, None].expand(-1, 3, -1, -1) / 8 - 1
     labels = torch.from_numpy(digits["labels"]).long()

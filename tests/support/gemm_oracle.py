@@ -26,7 +26,7 @@ from podscale.pytorch.batch_norm.activations import (
     normalise,
 )
 from tests.support.fused_norm_oracle import relative_error
-from tests.support.triton_bf16 import interpret_bf16
+from tests.support.triton_interpreter import adapt_interpreter
 
 MOMENTUM = 0.3
 
@@ -156,8 +156,7 @@ def norm_error(found: Tensor, expected: Tensor) -> float:
 
 def prepare_interpreter() -> None:
     """Let the kernels run in Triton's interpreter, in fp32 too, whose products show small faults."""
-    assert os.environ["TRITON_INTERPRET"] == "1"
-    interpret_bf16()
+    adapt_interpreter()
     layer.GEMM_DTYPES = (*layer.GEMM_DTYPES, torch.float32)
     gemm_calls.MERGED_TILES = 2  # so that a few rows have several groups of tiles
 

@@ -1,12 +1,13 @@
 """Training of a network with and without the kernels of 1x1 convolutions, in Triton's interpreter.
 
-`python -m tests.support.gemm_training FILE fp32 [--kernels]` trains what `benchmarks.fused_training` wrote to FILE, and
-prints the losses as JSON.
+`python -m tests.support.gemm_training FILE fp32 [--kernels]` trains what `benchmarks.fused_training` wrote to FILE, a
+network with BLOCKS, and prints the losses as JSON.
 """
 
 import json
 import sys
 from collections.abc import Iterable
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,11 +15,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from podscale.config import ModelSection
-from podscale.pytorch.batch_norm import BatchNorm
+from podscale.models import resnet
+from podscale.pytorch.batch_norm import BatchNorm, fused_calls, gemm_calls
 from podscale.pytorch.models import build_model
 from tests.support.gemm_oracle import prepare_interpreter
 
 MOMENTUM = 0.9
+BLOCKS = {"resnet50": ("bottleneck", (1, 2, 2, 1))}
+"""Blocks of the benchmark's network, of the 16 that ResNet-50 has: with strides, projections and plain shortcuts."""
+
+
+def use_large_tiles() -> None:
+    """Let few programs compute a layer: each takes milliseconds in the interpreter, whatever its size."""
+    fused_calls.TILE, fused_calls.TILE_CHANNELS = 65536, 512
+    fused_calls.FINISH_PARTS, fused_calls.FINISH_CHANNELS = 32, 512
+    gemm_calls.BLOCK_ROWS = gemm_calls.SPLIT_ROWS = 1024
+    gemm_calls.BLOCK_INPUTS = gemm_calls.BLOCK_OUTPUTS = gemm_calls.SUM_INPUTS = 512
+    gemm_calls.SPLIT_INPUTS = gemm_calls.SPLIT_OUTPUTS = gemm_calls.MERGED_CHANNELS = 512
+    gemm_calls.ADDED_ELEMENTS = 2**18
 
 
 def train(
@@ -61,14 +75,16 @@ def main() -> None:
     training = np.load(file)
     images = torch.from_numpy(training["images"]).permute(0, 1, 4, 2, 3)
     prepare_interpreter()
-    losses = train(
-        zip(images, torch.from_numpy(training["labels"]), strict=True),
-        ModelSection.model_validate_json(str(training["model"])),
-        int(training["classes"]),
-        float(training["learning_rate"]),
-        torch.bfloat16 if dtype == "bf16" else torch.float32,
-        kernels=kernels == ["--kernels"],
-    )
+    use_large_tiles()
+    with mock.patch.dict(resnet.IMAGENET_BLOCKS, BLOCKS):
+        losses = train(
+            zip(images, torch.from_numpy(training["labels"]), strict=True),
+            ModelSection.model_validate_json(str(training["model"])),
+            int(training["classes"]),
+            float(training["learning_rate"]),
+            torch.bfloat16 if dtype == "bf16" else torch.float32,
+            kernels=kernels == ["--kernels"],
+        )
     print(json.dumps(losses))
 
 

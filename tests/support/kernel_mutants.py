@@ -5,7 +5,6 @@ interpreter, without a fault ("none") and with each mutant of the subject.
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +16,15 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
+from tests.support.triton_interpreter import adapt_interpreter
+
 NORM_KERNELS = "podscale.pytorch.batch_norm.fused_kernels"
 POOL_KERNELS = "podscale.pytorch.batch_norm.fused_pool_kernels"
 GEMM_KERNELS, GEMM_CALLS, GEMM = (
     f"podscale.pytorch.batch_norm.{name}" for name in ("gemm_kernels", "gemm_calls", "gemm")
 )
 MOMENTUM_KERNELS = "podscale.pytorch.optim.fused_momentum"
+CROP_KERNELS = "podscale.data.loaders.crop_kernels"
 USERS = ("podscale.", "tests.support.")
 """Beginnings of the names of modules that may use a changed one."""
 
@@ -92,10 +94,25 @@ MOMENTUM = {
     "every step is Nesterov's": ("u + keep * m if nesterov else m", "u + keep * m"),
     "only the first block of a chunk": ("range(0, size, block)", "range(0, block, block)"),
 }
+CROPS = {
+    "another cubic": ("(-0.5 + 2.0)", "(-0.75 + 2.0)"),
+    "the filter is not stretched": ("inverse = 1.0 / shrink", "inverse = 1.0 + 0.0 * shrink"),
+    "half a pixel off": ("(output.to(tl.float64) + 0.5) * scale", "output.to(tl.float64) * scale"),
+    "weights do not add up to one": ("weight / tl.where(total == 0.0, 1.0, total)", "weight / shrink"),
+    "sums are truncated": ("2097152, tl.int32", "0, tl.int32"),
+    "sums are not clipped": ("tl.minimum(tl.maximum(total >> 22, 0), 255)", "(total >> 22)"),
+    "crops are not mirrored": ("tl.where(mirrored, size - 1 - o, o)", "o"),
+    "the padding is not zero": ("inside & (first + tap < end), weight", "first + tap < end, weight"),
+    "the corner of the square is lost": ("output = tl.load(row + 8 + axis) + ", "output = "),
+    "every channel is the first": ("place = channel * plane", "place = 0 * plane"),
+    "every image is the first": ("(begin + r)[:, None] * (3 * size)", "(0 * begin + r)[:, None] * (3 * size)"),
+    "swapped crops stay swapped": ("tl.where(swapped, 3, 3 * size)", "3 * size"),
+}
 MUTANTS: dict[str, dict[str, Mutant]] = {
     "norm": _of(NORM_KERNELS, NORM),
     "pool": _of(POOL_KERNELS, POOL),
     "momentum": _of(MOMENTUM_KERNELS, MOMENTUM),
+    "crops": _of(CROP_KERNELS, CROPS),
     "gemm": {
         "the input is not activated": Mutant(GEMM_KERNELS, "tl.where(result <= 0.0, 0.0, result)", "result"),
         "the shift is lost": Mutant(
@@ -204,6 +221,15 @@ def momentum_errors() -> dict[str, float]:
     return all_errors()
 
 
+def crop_errors() -> dict[str, float]:
+    """Return the differences of bicubic crops from PIL's, grey levels."""
+    from tests.support.crop_kernel_oracle import OTHER_ORDER, differences, use_few_programs
+
+    use_few_programs()
+    found = differences("bicubic", cases=["shrunk", "padded"])
+    return {**found, **differences("bicubic", order=OTHER_ORDER, cases=["high"])}
+
+
 def gemm_errors() -> dict[str, float]:
     from tests.support.gemm_oracle import all_errors, prepare_interpreter
 
@@ -215,12 +241,13 @@ ORACLES: dict[str, Callable[[], dict[str, float]]] = {
     "norm": norm_errors,
     "pool": pool_errors,
     "momentum": momentum_errors,
+    "crops": crop_errors,
     "gemm": gemm_errors,
 }
 
 
 def main() -> None:
-    assert os.environ["TRITON_INTERPRET"] == "1"
+    adapt_interpreter()
     subject, *chosen = sys.argv[1:]
     errors_of, mutants = ORACLES[subject], MUTANTS[subject]
     found = {"none": errors_of()}

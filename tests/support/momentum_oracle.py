@@ -1,7 +1,6 @@
 """Fused momentum in Triton's interpreter beside the equations in float64, with NumPy."""
 
 import json
-import os
 
 import numpy as np
 import torch
@@ -9,6 +8,7 @@ import torch
 from podscale.pytorch.optim import ParamShard, ParamSlice
 from podscale.pytorch.optim.fused_momentum import FusedMomentum
 from podscale.training.param_layout import plan_buckets
+from tests.support.triton_interpreter import adapt_interpreter
 
 SIZES, DECAYS = (40_000, 7, 165, 3000), (True, False, True, False)
 
@@ -67,7 +67,7 @@ def all_errors() -> dict[str, float]:
 
 
 def main() -> None:
-    assert os.environ["TRITON_INTERPRET"] == "1"
+    adapt_interpreter()
     print(json.dumps(all_errors()))
 
 

@@ -125,6 +125,8 @@ import torch
 from podscale.config import ModelSection
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models import build_model
+from tests.support.triton_interpreter import adapt_interpreter
+adapt_interpreter()
 for name, block in (("resnet18", "v1"), ("resnet50", "v1"), ("resnet50", "v2")):
     section = ModelSection(name=name, width=8, block=block, zero_init_last_gamma=False)
     results = []

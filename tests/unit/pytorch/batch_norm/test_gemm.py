@@ -305,8 +305,8 @@ import json
 import torch
 from podscale.pytorch.batch_norm import gemm_check
 from tests.support.kernel_mutants import MUTANTS, planted
-from tests.support.triton_bf16 import interpret_bf16
-interpret_bf16()
+from tests.support.triton_interpreter import adapt_interpreter
+adapt_interpreter()
 device = torch.device("cpu")
 errors = [gemm_check.largest_error(device, [gemm_check.SMALL])]
 with planted(MUTANTS["gemm"]["bits in the wrong order"]):

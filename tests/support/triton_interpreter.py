@@ -1,5 +1,11 @@
-"""bf16 in Triton's interpreter as on a GPU. By itself it multiplies bits as integers, and truncates (Triton 3.9)."""
+"""Triton's interpreter with bf16 as on a GPU, and in half of its time.
 
+By itself it multiplies bits of bf16 as integers, and truncates (Triton 3.9). It replaces the functions of Triton's
+language at each call of a function, and puts them back behind it.
+"""
+
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +25,34 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), QUIET_NAN, rounded).astype(np.uint16)
 
 
-def interpret_bf16() -> None:
+def adapt_interpreter() -> None:
+    """Change the interpreter of this process, which must have been chosen."""
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    _interpret_bf16()
+    _replace_language_once()
+
+
+def _replace_language_once() -> None:
+    from triton.runtime import interpreter
+
+    replace = interpreter._patch_lang
+    if replace.__module__ == __name__:
+        return
+    languages = {id(interpreter.tl), id(interpreter.tl.core)}
+    replaced = set[frozenset[int]]()
+    kept = SimpleNamespace(restore=lambda: None)
+
+    def replace_once(function: Any) -> Any:
+        named = frozenset(languages.intersection(map(id, function.__globals__.values())))
+        if named not in replaced:
+            replaced.add(named)
+            replace(function)
+        return kept
+
+    interpreter._patch_lang = replace_once
+
+
+def _interpret_bf16() -> None:
     """Let the interpreter round to the nearest bf16, and convert bf16 tiles to fp32 before it multiplies them."""
     import triton.language as tl
     from triton.runtime import interpreter
