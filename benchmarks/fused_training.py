@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.fused_training imagenette224.tar [--steps 100] [--jobs 2]
 
 Shows on a CPU that a training follows the same course with the kernels of `train.fused_kernels: gemm`. It says nothing
-about their speed: the interpreter runs a kernel's program for one tile after the other. In full
-it takes about twenty CPU minutes.
+about their speed: the interpreter runs a kernel's program for one tile after the other. In full it takes about twenty
+CPU minutes.
 """
 
 import importlib.util
