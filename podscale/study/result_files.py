@@ -192,16 +192,18 @@ def render_results_page(results: StudyResults, blocks: Sequence[ResultBlock], he
 
 
 def render_csv(results: StudyResults) -> str:
-    """Render a CSV row per training."""
+    """Render a CSV row per training; `members` has the top-1 of each member, if a training has an ensemble."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     options = sorted({name for record in results.records for name in record.settings})
     fields = ("ended", "top1", "loss", "training_loss", "updates", "masked", "seconds", "cpu_seconds", "code")
-    writer.writerow(["cell", "seed", *options, *fields, "updates_to_target", "epochs_to_target"])
+    members = ["members"] if any(record.members for record in results.records) else []
+    writer.writerow(["cell", "seed", *options, *fields, "updates_to_target", "epochs_to_target", *members])
     target = results.study.target
     for record in results.records:
         reached = record.steps_to_target(target) if target is not None else None
         settings = [record.settings.get(name, "") for name in options]
         values = [getattr(record, name) for name in fields]
-        writer.writerow([record.cell, record.seed, *settings, *values, *(reached or ("", ""))])
+        top1s = [" ".join(map(str, record.members))] if members else []
+        writer.writerow([record.cell, record.seed, *settings, *values, *(reached or ("", "")), *top1s])
     return text.getvalue()

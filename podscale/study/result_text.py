@@ -123,36 +123,46 @@ def comparison_table(
 ) -> TableBlock:
     """Return the results of each group over the seeds, and its difference from the first group.
 
-    Rows have the names of their lines, or, `by_axis`, of their points on the horizontal axis.
+    Rows have the names of their lines, or, `by_axis`, of their points on the horizontal axis. If a group has ensembles,
+    the table has a column with the top-1 of their members.
     """
     target = results.study.target
+    has_members = any(group.member_top1s for group in groups)
     heads = [
         "",
         "rate" if results.study.selection is None else "chosen",
         "steps",
         "n",
+        *([f"steps to {format_percent(target)}", "epochs"] if target is not None else []),
         "top-1, mean and deviation",
+        *(["top-1 of a member"] if has_members else []),
         "from the first",
         "training loss, nats",
     ]
-    if target is not None:
-        heads[4:4] = [f"steps to {format_percent(target)}", "epochs"]
     rows = []
     for group in groups:
         n = f"{len(group.top1s)} of {group.expected}" if len(group.records) < group.expected else str(len(group.top1s))
-        cells = [
-            results.axis_label(group.x) if by_axis else group.line,
-            _chosen_text(group),
-            f"{group.steps:,}" if group.steps is not None else "",
-            n + (f" ({group.diverged} diverged)" if group.diverged else ""),
-            mean_deviation_percent(group.top1s) if group.records else "",
-            str(results.difference(groups[0], group) or "") if group is not groups[0] else "",
-            f"{group.training_loss:.3f}" if group.training_loss is not None else "",
-        ]
-        if target is not None:
-            cells[4:4] = _target_cells(group, target)
-        rows.append(cells)
+        rows.append(
+            [
+                results.axis_label(group.x) if by_axis else group.line,
+                _chosen_text(group),
+                f"{group.steps:,}" if group.steps is not None else "",
+                n + (f" ({group.diverged} diverged)" if group.diverged else ""),
+                *(_target_cells(group, target) if target is not None else []),
+                mean_deviation_percent(group.top1s) if group.records else "",
+                *([_member_text(group)] if has_members else []),
+                str(results.difference(groups[0], group) or "") if group is not groups[0] else "",
+                f"{group.training_loss:.3f}" if group.training_loss is not None else "",
+            ]
+        )
     return TableBlock(heads, rows, caption)
+
+
+def _member_text(group: ResultGroup) -> str:
+    """Return mean and deviation over the ensembles of their members' mean top-1; "" if no record has members."""
+    values = group.member_top1s
+    n = f" ({len(values)} of {len(group.top1s)})" if len(values) < len(group.top1s) else ""
+    return f"{mean_deviation_percent(values)}{n}" if values else ""
 
 
 def _chosen_text(group: ResultGroup) -> str:

@@ -47,6 +47,11 @@ class ResultGroup:
         """Top-1 of the trainings that did not diverge."""
         return [record.top1 for record in self.records if record.top1 is not None]
 
+    @cached_property
+    def member_top1s(self) -> list[float]:
+        """Mean top-1 of the members, one value for each ensemble whose record has them."""
+        return [fmean(record.members) for record in self.records if record.members]
+
     @property
     def diverged(self) -> int:
         return sum(record.ended == "diverged" for record in self.records)

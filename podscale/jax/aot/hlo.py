@@ -52,6 +52,10 @@ _ASYNC_FUSION = re.compile(r"^async_collective_fusion")
 """Computations that run while a message is in flight. They repeat its instruction."""
 _DONE = re.compile(r" custom-call\((?P<operands>[^)]*)\), custom_call_target=\"AsyncCollectiveDone\"")
 """Instruction that waits for such a message and names it once more."""
+_START = re.compile(r" custom-call\((?P<operand>%[\w.\-]+)[,)].*custom_call_target=\"AsyncCollectiveStart\"")
+"""Instruction that starts such a message."""
+_SPLIT_START = re.compile(rf"^\s+(?P<name>%\S+) = .+? (?:{'|'.join(COLLECTIVE_KINDS)})-start\(")
+_SPLIT_DONE = re.compile(rf" (?:{'|'.join(COLLECTIVE_KINDS)})-done\((?:.* )?(?P<start>%[\w.\-]+)\)")
 _CYCLES = re.compile(r"^\s+(?:ROOT )?%\S+ = .+? (?P<kind>[\w\-]+)\(.*\"estimated_cycles\":\"(?P<cycles>\d+)\"")
 
 
@@ -69,12 +73,15 @@ class Collective(NamedTuple):
         axes: mesh axes along which the devices of a group differ.
         members: devices of a group.
         bytes: size of the array before a reduce-scatter or after an all-gather.
+        is_early: start and end are two instructions with work in between, which can overlap with the message. Not
+            known between slices.
     """
 
     kind: str
     axes: str
     members: int
     bytes: int
+    is_early: bool = False
 
     @property
     def bytes_sent(self) -> float:
@@ -90,6 +97,7 @@ class Collective(NamedTuple):
 def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """Return the collectives of a program; `mesh` has axes and their sizes, in the order of the devices."""
     collectives = []
+    early = _early_messages(text)
     done = {name for match in _DONE.finditer(text) for name in re.findall(r"%[\w.\-]+", match["operands"])}
     in_fused_scatter = in_async_fusion = False
     for line in text.splitlines():
@@ -104,11 +112,29 @@ def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
             size = _size(match["type"], kind, started=bool(match["start"]))
             if kind == "reduce-scatter" and not in_fused_scatter:  # a fused one has the type of its all-reduce
                 size *= members
-            collectives.append(Collective(kind, axes, members, size))
+            collectives.append(Collective(kind, axes, members, size, match["name"] in early))
         elif match := _SEND.match(line):
             kind, size = match["kind"].lower().replace("_", "-"), next(_sizes(match["type"]))
             collectives.append(Collective(kind, NETWORK_AXIS, mesh.get("slice", 1), size))
     return collectives
+
+
+def _early_messages(text: str) -> set[str]:
+    """Return the names of the instructions whose messages are in flight during other operations.
+
+    These are all that run beside fused operations, and pairs of start and done between which the schedule has an
+    operation with cycles.
+    """
+    early = {match["operand"] for match in _START.finditer(text)}
+    in_flight: set[str] = set()
+    for line in text.splitlines():
+        if start := _SPLIT_START.match(line):
+            in_flight.add(start["name"])
+        elif done := _SPLIT_DONE.search(line):
+            in_flight.discard(done["start"])
+        elif in_flight and (operation := _CYCLES.match(line)) and int(operation["cycles"]):
+            early |= in_flight
+    return early
 
 
 def find_cycles(text: str) -> CompilerCycles:

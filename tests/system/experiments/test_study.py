@@ -88,6 +88,33 @@ def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path)
     assert "<svg" in page
 
 
+ENSEMBLE = """
+  - name: ensemble
+    set: {train.epochs: 2, ensemble: {cycles: [1, 1], collapse: {epochs: 1}}}
+    learning_rate: {at: 0.05}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # about 25 s alone; the machine may be busy
+def test_the_page_has_the_members_of_an_ensemble_beside_their_average(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    text = STUDY.replace("WORKSPACE", str(tmp_path)).replace("[256, 1024]", "[256]")
+    path.write_text(text.partition("  - name: absurd")[0].rstrip() + ENSEMBLE)
+    ended = study(path, "--out", str(tmp_path))
+    output, _ = ended.communicate(timeout=600)
+    assert ended.returncode == 0, output
+    records = [json.loads(file.read_text()) for file in (tmp_path / "studies" / "cells").iterdir()]
+    (members,) = (record["members"] for record in records if record["members"])
+    assert len(members) == 2
+    head, _, *rows = [line for line in (tmp_path / "tiny.md").read_text().splitlines() if line.startswith("|")][:4]
+    at = [cell.strip() for cell in head.split("|")].index("top-1 of a member")
+    cells = [row.split("|")[at].strip() for row in rows]
+    assert cells == ["", f"{50 * sum(members):.2f} %"]
+    written = [row["members"] for row in csv.DictReader((tmp_path / "tiny.csv").open())]
+    assert written == ["", " ".join(map(str, members))]
+
+
 PRETRAINING = """
 name: other
 run: {run}

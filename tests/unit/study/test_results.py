@@ -189,6 +189,23 @@ class TestBlocks:
         assert two[7].startswith("+30.00 \u00b1 ")
         assert "noise" not in two[7]
 
+    def test_the_members_of_an_ensemble_are_beside_their_average(self) -> None:
+        """A record of an older version has no members, so it does not count."""
+        results = results_of(grid={}, target=None)
+        one, two = results.groups
+        assert "top-1 of a member" not in comparison_table(results, [one, two], "").heads
+        assert "members" not in render_csv(results).splitlines()[0]
+        members = [(0.80, 0.84), (0.81, 0.87), ()]
+        records = [replace(record, members=top1s) for record, top1s in zip(two.records, members, strict=True)]
+        results = replace(results, groups=[one, replace(two, records=records)])
+        table = comparison_table(results, results.groups, "")
+        at = list(table.heads).index("top-1 of a member")
+        assert table.heads[at - 1] == "top-1, mean and deviation"
+        assert [row[at] for row in table.rows] == ["", "83.00 \u00b1 1.41 % (2 of 3)"]
+        assert {len(row) for row in table.rows} == {len(table.heads)}
+        rows = list(csv.DictReader(io.StringIO(render_csv(results))))
+        assert [row["members"] for row in rows[-3:]] == ["0.8 0.84", "0.81 0.87", ""]
+
     def test_the_summary_begins_with_the_best_result(self) -> None:
         glance = list(summary_sentences(results_of()))
         best, one, _, critical, no_critical = glance

@@ -169,9 +169,29 @@ ENTRY %main.10_spmd (param: f32[4096]) -> f32[4096] {{
 }}
 """
     assert find_collectives(text.replace("\\\n", ""), {"column": 2, "group_row": 4}) == [
-        Collective("all-gather", "group_row", 4, 4096 * 4),
+        Collective("all-gather", "group_row", 4, 4096 * 4, is_early=True),
         Collective("all-gather", "group_row", 4, 2048 * 4),
     ]
+
+
+def test_a_message_is_early_if_work_lies_between_its_start_and_its_end() -> None:
+    """Moved rows of two gradients as compiled for v5e; beside the second message the device only waits."""
+    text = """
+ENTRY %main.8_spmd (param: f32[48,2048]) -> f32[96,2048] {
+  %collective-permute-start = (f32[48,2048]{1,0:T(8,128)S(1)}, f32[48,2048]{1,0:T(8,128)}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%slice), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}
+  %fusion.5 = f32[528,2048]{1,0:T(8,128)S(1)} fusion(%fusion.6), kind=kCustom, calls=%add, \
+backend_config={"window_config":{},"estimated_cycles":"2153"}
+  %collective-permute-done = f32[48,2048]{1,0:T(8,128)} collective-permute-done(%collective-permute-start)
+  %collective-permute-start.1 = (f32[48,2048]{1,0:T(8,128)}, f32[48,2048]{1,0:T(8,128)}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%slice.1), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}
+  %bitcast = f32[528,2048]{1,0:T(8,128)S(1)} bitcast(%fusion.5), backend_config={"estimated_cycles":"0"}
+  %collective-permute-done.1 = f32[48,2048]{1,0:T(8,128)} collective-permute-done(%collective-permute-start.1)
+  %fusion.7 = f32[96,2048]{1,0} fusion(%a), kind=kLoop, calls=%join, backend_config={"estimated_cycles":"900"}
+}
+"""
+    early = [collective.is_early for collective in find_collectives(text.replace("\\\n", ""), {"rank": 4})]
+    assert early == [True, False]
 
 
 def test_a_message_between_slices_is_a_transfer_to_the_host() -> None:
