@@ -128,14 +128,8 @@ FAMILIES: dict[str, Family] = {
             "no resets": neumann(reset_epochs=1000),
             "neither": neumann(alpha=0.0, beta=0.0, reset_epochs=1000),
             "Nesterov": Run(0.4, {"name": "sgd", "nesterov": True, "momentum": 0.95}),
-            "Nesterov, rate inside": Run(
-                0.4, {"name": "sgd", "nesterov": True, "momentum": 0.95, "momentum_form": "unscaled"}
-            ),
         },
-        (
-            *(SLOPE, ANGLE, STEP, GRADIENT),
-            Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1),
-        ),
+        (SLOPE, ANGLE, Picture("push", "Length of the regulariser over that of the gradient", "ratio", steps=1)),
         CloseUp(("Neumann", "no regulariser"), "push", "the regulariser"),
     ),
 }
@@ -307,7 +301,6 @@ def share(holds: Callable[[float], bool]) -> Callable[[list[float]], float]:
 COLUMNS = (
     Column("last loss", "loss", lambda values: statistics.fmean(values[-LAST_STEPS:]), ".3f"),
     Column("step / weights", "length", statistics.median, ".4f"),
-    Column("gradient", "gradient", statistics.median, ".3f"),
     Column("cos(p, -g)", "angle", statistics.median, ".2f"),
     Column("slope left", "slope_left", statistics.median, ".2f"),
     Column("past the minimum", "slope_left", share(lambda value: value < 0), ".0%"),
