@@ -33,7 +33,7 @@ from podscale.report.charts.lines import LineSeries, XAxis, YAxis
 from podscale.report.charts.standalone import line_chart_svg
 from podscale.stages import local
 from podscale.training.schedules import image_phases
-from tests.support.gemm_training import BLOCKS, MOMENTUM
+from tests.support.gemm_training import BLOCKS, DISTURBANCE, MOMENTUM
 
 PACKAGES = ("torch", "triton", "numpy")
 DOCUMENT = ROOT / "pipelines" / "studies" / "base" / "imagenette32.yaml"
@@ -46,21 +46,27 @@ WINDOW = 20
 
 
 class Variant(NamedTuple):
-    """Precision of the operations, and whether the kernels run."""
+    """Precision of the operations, whether the kernels run, and whether the images are disturbed."""
 
     dtype: str
-    kernels: bool
+    kernels: bool = False
+    disturbed: bool = False
 
     @property
     def title(self) -> str:
-        return f"{self.dtype}, {'kernels' if self.kernels else 'separate operations'}"
+        change = ", disturbed images" if self.disturbed else ""
+        return f"{self.dtype}, {'kernels' if self.kernels else 'separate operations'}{change}"
 
 
-VARIANTS = tuple(Variant(dtype, kernels) for dtype in ("fp32", "bf16") for kernels in (False, True))
+FP32, FP32_KERNELS, DISTURBED = Variant("fp32"), Variant("fp32", kernels=True), Variant("fp32", disturbed=True)
+BF16, BF16_KERNELS = Variant("bf16"), Variant("bf16", kernels=True)
+VARIANTS = (FP32, FP32_KERNELS, DISTURBED, BF16, BF16_KERNELS)
+COMPARED = ((FP32_KERNELS, FP32), (DISTURBED, FP32), (BF16_KERNELS, BF16), (BF16, FP32))
 READING = (
     "Every training begins with the same weights and sees the same images in the same order: those of Podscale's own",
-    "loader, with random crops. If the kernels are right, losses differ by rounding, which grows from step to step:",
-    "kernels part from separate operations no further than separate operations in bf16 part from those in fp32.",
+    "loader, with random crops. If the kernels are right, losses differ by rounding, which grows from step to step. In",
+    "fp32 kernels part from separate operations like two trainings whose images differ by rounding (the control:",
+    f"values changed by {DISTURBANCE:g} of themselves). In bf16 they part like separate operations in bf16 and fp32.",
     "",
 )
 
@@ -110,7 +116,7 @@ def write_training(config: RunConfig, steps: int, file: Path) -> Path:
 def train(training: Path, variant: Variant) -> list[float]:
     """Return the losses of a variant from another process: Triton reads its environment when it is imported."""
     command = [sys.executable, "-m", "tests.support.gemm_training", str(training), variant.dtype]
-    command += ["--kernels"] * variant.kernels
+    command += ["--kernels"] * variant.kernels + ["--disturbed"] * variant.disturbed
     done = run(command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, stdout=PIPE, text=True, check=True)
     return list(json.loads(done.stdout.splitlines()[-1]))
 
@@ -132,14 +138,10 @@ def write_page(folder: Path, page: list[str], config: RunConfig, losses: Mapping
         cells = [f"{values[step - 1]:.4f}" for step in shown]
         page.append(f"| {variant.title} | {' | '.join(cells)} | {statistics.fmean(values[-WINDOW:]):.3f} |")
     page += ["", f"| largest difference up to step | {' | '.join(map(str, shown))} |", f"|---|{'---:|' * len(shown)}"]
-    fp32, fp32_kernels, bf16, bf16_kernels = losses.values()
-    for name, one, other in (
-        ("fp32: kernels and separate operations", fp32_kernels, fp32),
-        ("bf16: kernels and separate operations", bf16_kernels, bf16),
-        ("separate operations: bf16 and fp32", bf16, fp32),
-    ):
-        differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
-        page.append(f"| {name} | {' | '.join(f'{max(differences[:step]):.1e}' for step in shown)} |")
+    for one, other in COMPARED:
+        differences = [abs(a - b) for a, b in zip(losses[one], losses[other], strict=True)]
+        cells = [f"{max(differences[:step]):.1e}" for step in shown]
+        page.append(f"| {one.title}; {other.title} | {' | '.join(cells)} |")
     picture = "fused-training.svg"
     write_results(
         folder, "fused-training.md", [*page, "", f"![Loss by step, running mean]({picture})"], {picture: draw(losses)}
@@ -149,10 +151,11 @@ def write_page(folder: Path, page: list[str], config: RunConfig, losses: Mapping
 def draw(losses: Mapping[Variant, list[float]]) -> str:
     """Draw the running mean of the losses as an SVG file; separate operations are dashed."""
     lines = []
-    for number, (variant, values) in enumerate(losses.items()):
+    for variant, values in losses.items():
+        colour = 3 if variant.disturbed else 1 if variant.dtype == "fp32" else 2
         starts = range(max(1, len(values) - WINDOW + 1))
         points = [(start + 1.0, statistics.fmean(values[start : start + WINDOW])) for start in starts]
-        lines.append(LineSeries(variant.title, points, 1 + number // 2, dashed=not variant.kernels))
+        lines.append(LineSeries(variant.title, points, colour, dashed=not variant.kernels))
     return line_chart_svg(f"Mean loss of {WINDOW} steps", lines, x=XAxis("first step"), y=YAxis("loss"))
 
 

@@ -1,7 +1,8 @@
 """Training of a network with and without the kernels of 1x1 convolutions, in Triton's interpreter.
 
-`python -m tests.support.gemm_training FILE fp32 [--kernels]` trains what `benchmarks.fused_training` wrote to FILE, a
-network with BLOCKS, and prints the losses as JSON.
+`python -m tests.support.gemm_training FILE fp32 [--kernels | --disturbed]` trains a network with BLOCKS on what
+`benchmarks.fused_training` wrote to FILE, and prints the losses as JSON. `--disturbed` changes the images by
+DISTURBANCE.
 """
 
 import json
@@ -21,6 +22,8 @@ from podscale.pytorch.models import build_model
 from tests.support.gemm_oracle import prepare_interpreter
 
 MOMENTUM = 0.9
+DISTURBANCE = 1e-7
+"""Change of each value of an image over the value, as its standard deviation: about the rounding of fp32."""
 BLOCKS = {"resnet50": ("bottleneck", (1, 2, 2, 1))}
 """Blocks of the benchmark's network, of the 16 that ResNet-50 has: with strides, projections and plain shortcuts."""
 
@@ -71,9 +74,11 @@ def train(
 
 
 def main() -> None:
-    file, dtype, *kernels = sys.argv[1:]
+    file, dtype, *options = sys.argv[1:]
     training = np.load(file)
     images = torch.from_numpy(training["images"]).permute(0, 1, 4, 2, 3)
+    if options == ["--disturbed"]:
+        images *= 1 + DISTURBANCE * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
     prepare_interpreter()
     use_large_tiles()
     with mock.patch.dict(resnet.IMAGENET_BLOCKS, BLOCKS):
@@ -83,7 +88,7 @@ def main() -> None:
             int(training["classes"]),
             float(training["learning_rate"]),
             torch.bfloat16 if dtype == "bf16" else torch.float32,
-            kernels=kernels == ["--kernels"],
+            kernels=options == ["--kernels"],
         )
     print(json.dumps(losses))
 
