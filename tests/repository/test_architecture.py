@@ -212,6 +212,17 @@ def test_help_loads_no_validation_library() -> None:
     assert done.stdout.splitlines()[-1].split() == ["loaded:"]
 
 
+AT_THE_TOP = re.compile(r"""^(?:import|from|(?:\w+ = )?pytest\.importorskip\(") ?(?:timm|torchvision)\b""", re.M)
+
+
+def test_tests_import_timm_and_torchvision_when_they_run() -> None:
+    """Each process of pytest-xdist imports every test file, and these two take seconds (with torch._dynamo)."""
+    assert AT_THE_TOP.search('x = 1\npytest.importorskip("timm", reason="no")\n')
+    assert AT_THE_TOP.search("from torchvision.io import read_image\n")
+    files = (path for path in (ROOT / "tests").rglob("*.py") if path.parts[-2] != "gpu")
+    assert [path.name for path in files if AT_THE_TOP.search(path.read_text(encoding="utf-8"))] == []
+
+
 DOTTED = re.compile(r"(?<![\w./-])podscale(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 FROM = re.compile(r"from (podscale(?:\.\w+)*) import (\w+(?:, \w+)*)")
 NO_NAMES = {"podscale.dev", "podscale.yaml", "podscale.conflist", "podscale.no_such_module"}
