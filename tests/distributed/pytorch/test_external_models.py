@@ -20,9 +20,12 @@ from tests.distributed.training.test_training import assert_same_bits, final_sta
 from tests.support.engines import small
 from tests.support.shard_set import make_shard_set
 
-pytestmark = pytest.mark.skipif(  # not imported here: that takes seconds, in every process that collects these tests
-    find_spec("timm") is None, reason="timm is not installed (pip install 'podscale[timm]')"
-)
+pytestmark = [
+    pytest.mark.timeout(900),  # the first test waits for the trainings of all, possibly on a busy machine
+    pytest.mark.skipif(  # not imported here: that takes seconds, in every process that collects these tests
+        find_spec("timm") is None, reason="timm is not installed (pip install 'podscale[timm]')"
+    ),
+]
 TORUS = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.1}
 VIT = {"name": "timm:test_vit", "options": {"img_size": 32, "drop_path_rate": 0.2, "proj_drop_rate": 0.1}}
 CONVNEXT = {"name": "timm:test_convnext", "options": {"drop_path_rate": 0.2}}
@@ -88,7 +91,7 @@ def workspace(run_world: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_pairs(folder, shards, world)
         stop_and_resume(folder, shards, ("vit", "convnext", "efficientnet"), world)
 
-    run_world(2, body)
+    run_world(2, body, seconds=600)
     return folder
 
 
