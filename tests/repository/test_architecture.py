@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -125,17 +126,21 @@ def test_a_circle_is_found() -> None:
     assert "podscale.errors.InputError" in imports_in(tree)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in ROOT_MODULES])
-def test_imports_are_those_of_the_table(name: str) -> None:
-    package = package_of(name)
-    assert package in PACKAGES, (
-        f"{name} is in no package of the table: add it to the table and to docs/explanation/architecture.md"
-    )
-    for imported in sorted(modules_of(name)):
-        other = package_of(imported)
-        assert other == package or other in PACKAGES[package].split(), (
-            f"{name} imports {imported}, which {package} may not"
-        )
+def test_every_module_is_in_a_package_of_the_table() -> None:
+    """Add a new one to the table and to docs/explanation/architecture.md."""
+    assert [name for name in MODULES if package_of(name) not in PACKAGES] == []
+
+
+def test_imports_are_those_of_the_table() -> None:
+    """Each entry is a module and what its package may not import."""
+    wrong = [
+        (name, imported)
+        for name in MODULES
+        if name not in ROOT_MODULES
+        for imported in sorted(modules_of(name))
+        if package_of(imported) not in (package_of(name), *PACKAGES[package_of(name)].split())
+    ]
+    assert wrong == []
 
 
 def test_the_table_points_downwards() -> None:
@@ -152,15 +157,17 @@ def test_the_table_allows_nothing_that_no_module_needs() -> None:
     assert {package: names for package, names in spare.items() if names} == {}
 
 
-@pytest.mark.parametrize("name", list(MODULES))
-def test_frameworks_stay_in_their_packages(name: str) -> None:
+def test_frameworks_stay_in_their_packages() -> None:
     """A TPU image has no torch, and a GPU image no jax."""
-    found = {imported.partition(".")[0] for imported in imports_of(name)}
-    if not name.startswith(FRAMEWORK_PACKAGES):
-        assert not found & FRAMEWORKS, f"only {FRAMEWORK_PACKAGES} may import a framework"
     other = {"pytorch": {"jax", "flax", "optax"}, "jax": {"torch", "torchvision", "nvidia"}}
-    assert not found & other.get(package_of(name), set())
-    assert "kubernetes" not in found or package_of(name) == "kubernetes", "only one package talks to an API server"
+    for name in MODULES:
+        found = {imported.partition(".")[0] for imported in imports_of(name)}
+        if not name.startswith(FRAMEWORK_PACKAGES):
+            assert not found & FRAMEWORKS, f"{name}: only {FRAMEWORK_PACKAGES} may import a framework"
+        assert not found & other.get(package_of(name), set()), f"{name}: the other engine's framework"
+        assert "kubernetes" not in found or package_of(name) == "kubernetes", (
+            f"{name}: only one package talks to an API server"
+        )
 
 
 def loaded_by(modules: Iterable[str]) -> dict[str, list[str]]:
@@ -180,15 +187,11 @@ def loaded_by(modules: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("light", LIGHT)
-def test_light_modules_load_no_framework(light: str) -> None:
-    inside = [name for name in MODULES if f"{name}.".startswith(f"podscale.{light}.")]
-    assert inside
-    assert loaded_by(inside) == {}
-
-
-def test_packages_on_the_way_load_no_framework() -> None:
-    assert loaded_by(f"podscale.{name}" for name in MARKERS) == {}
+def test_light_modules_and_packages_on_the_way_load_no_framework() -> None:
+    """In one process: what a module loads is named beside it."""
+    inside = {light: [name for name in MODULES if f"{name}.".startswith(f"podscale.{light}.")] for light in LIGHT}
+    assert all(inside.values())
+    assert loaded_by([*chain(*inside.values()), *(f"podscale.{name}" for name in MARKERS)]) == {}
 
 
 def test_the_process_of_a_stage_begins_without_numpy() -> None:
@@ -207,6 +210,17 @@ def test_help_loads_no_validation_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].split() == ["loaded:"]
+
+
+AT_THE_TOP = re.compile(r"""^(?:import|from|(?:\w+ = )?pytest\.importorskip\(") ?(?:timm|torchvision)\b""", re.M)
+
+
+def test_tests_import_timm_and_torchvision_when_they_run() -> None:
+    """Each process of pytest-xdist imports every test file, and these two take seconds (with torch._dynamo)."""
+    assert AT_THE_TOP.search('x = 1\npytest.importorskip("timm", reason="no")\n')
+    assert AT_THE_TOP.search("from torchvision.io import read_image\n")
+    files = (path for path in (ROOT / "tests").rglob("*.py") if path.parts[-2] != "gpu")
+    assert [path.name for path in files if AT_THE_TOP.search(path.read_text(encoding="utf-8"))] == []
 
 
 DOTTED = re.compile(r"(?<![\w./-])podscale(?:\.[A-Za-z_]\w*)+(?![\w/-])")

@@ -1,5 +1,6 @@
 """The documentation site builds strictly, has every page, and loads nothing from another host (tools/docs_site.py)."""
 
+import os
 import re
 import subprocess
 import threading
@@ -57,9 +58,10 @@ def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(Site(repository=REPOSITORY), tmp_path_factory.mktemp("site") / "build")
 
 
-def html_pages(folder: Path) -> Iterator[tuple[Path, Assets]]:
-    for path in sorted(folder.rglob("*.html")):
-        yield path, Assets(path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def pages(site_folder: Path) -> dict[Path, Assets]:
+    """Pages of the site by their path."""
+    return {path: Assets(path.read_text(encoding="utf-8")) for path in sorted(site_folder.rglob("*.html"))}
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -83,10 +85,10 @@ def test_the_site_has_every_page_and_the_version(site_folder: Path) -> None:
 
 
 @needs_builder
-def test_pages_load_nothing_from_another_host(site_folder: Path) -> None:
+def test_pages_load_nothing_from_another_host(site_folder: Path, pages: dict[Path, Assets]) -> None:
     """The scripts know addresses of other hosts for functions that are off; a browser showed that none is asked."""
-    remote = {address for _, page in html_pages(site_folder) for address in page.loaded if urlsplit(address).netloc}
-    assert not remote
+    assert any(page.loaded for page in pages.values())
+    assert not {address for page in pages.values() for address in page.loaded if urlsplit(address).netloc}
     styles = [path.read_text(encoding="utf-8") for path in site_folder.rglob("*.css")]
     assert styles
     assert not [url for text in styles for url in re.findall(r"url\(['\"]?(?:https?:)?//[^)]*", text)]
@@ -95,17 +97,19 @@ def test_pages_load_nothing_from_another_host(site_folder: Path) -> None:
 
 
 @needs_builder
-def test_links_of_the_site_lead_to_pages(site_folder: Path) -> None:
-    lost = set()
-    for path, page in html_pages(site_folder):
-        for link in page.linked:
+def test_links_of_the_site_lead_to_pages(site_folder: Path, pages: dict[Path, Assets]) -> None:
+    files = {str(path) for path in site_folder.rglob("*") if path.is_file()}
+    lost, seen = set(), 0
+    for path, page in pages.items():
+        for link in set(page.linked):
             parts = urlsplit(link)
             if parts.scheme or not parts.path:
                 continue
-            base = site_folder if parts.path.startswith("/") else path.parent
-            target = (base / parts.path.lstrip("/")).resolve()
-            if not target.is_file() and not (target / "index.html").exists():
+            base, seen = site_folder if parts.path.startswith("/") else path.parent, seen + 1
+            target = os.path.normpath(f"{base}/{parts.path.lstrip('/')}")
+            if target not in files and f"{target}/index.html" not in files:
                 lost.add((str(path.relative_to(site_folder)), link))
+    assert seen > len(pages)
     assert not lost
 
 
@@ -160,8 +164,15 @@ def wait_for(tab: Browser, script: str, value: object) -> bool:
 
 
 @needs_builder
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1280, False),
+        (390, True),
+        pytest.param(1280, True, marks=pytest.mark.slow),
+        pytest.param(390, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_browser_asks_no_other_host_and_no_page_is_wider_than_the_screen(
     tab: Browser, served: str, width: int, dark: bool
 ) -> None:

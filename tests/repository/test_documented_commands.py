@@ -7,6 +7,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,18 @@ def arguments(line: str) -> list[str] | None:
     return found[1:] if found and Path(found[0]).name == "podscale" else None
 
 
+@cache
+def program() -> Any:
+    """Return the command `podscale`, which takes longer to build than to parse with."""
+    return typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> None:
     """Raise WrongUsage if the command line would refuse the arguments; a group may be named without a command.
 
     Options of `podscale` itself are only looked up: some act while they are parsed, as --install-completion does.
     """
-    command: Any = typer.main.get_command(app)
+    command = program()
     if words[0].startswith("-"):
         assert any(words[0] in option.opts for option in command.params), words
         return

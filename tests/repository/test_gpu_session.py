@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -137,28 +138,30 @@ def test_a_missing_package_is_found(program: str, package: str, module: str, tmp
     assert module in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ({"fused_kernels": "norm"}, ""),
-        ({"fused_kernels": "auto"}, "a worker replaces `auto`"),
-        ({"fused_kernels": "fast"}, "train.fused_kernels"),
-    ],
-)
-def test_a_document_that_a_gpu_test_cannot_train_is_found_without_a_gpu(
-    train: dict[str, str], message: str, tmp_path: Path
-) -> None:
+def test_a_document_that_a_gpu_test_cannot_train_is_found_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "gpu" / "conftest.py").read_text("utf-8"), "utf-8")
-    body = f"def test_it(document, train_here, tmp_path): train_here(document(tmp_path, **{train}), tmp_path)"
-    (tmp_path / "test_planted.py").write_text(body, "utf-8")
+    messages = {"norm": "", "auto": "a worker replaces `auto`", "fast": "train.fused_kernels"}
+    bodies = [
+        f"def test_{kernels}(document, train_here, tmp_path):\n"
+        f"    train_here(document(tmp_path, fused_kernels='{kernels}'), tmp_path)\n"
+        for kernels in messages
+    ]
+    (tmp_path / "test_planted.py").write_text("".join(bodies), "utf-8")
     plugins = ["-p", "no:cacheprovider", "-p", "tests.support.gpu_documents"]
-    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), *plugins]
+    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), "--junitxml", str(tmp_path / "found.xml"), *plugins]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_planted.py")],
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
-    assert (done.returncode == 0) is not bool(message), done.stdout
-    assert message in done.stdout
+    assert done.returncode == 1, done.stdout
+    found = {
+        case.attrib["name"]: list(case.itertext())
+        for case in ElementTree.parse(tmp_path / "found.xml").iter("testcase")
+    }
+    assert found.keys() == {f"test_{kernels}" for kernels in messages}
+    for kernels, message in messages.items():
+        assert bool(found[f"test_{kernels}"]) is bool(message), found
+        assert message in "".join(found[f"test_{kernels}"])
 
 
 def test_results_are_kept_and_a_session_continues(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from tests.support.forked_commands import ForkedProcess, ForkServer
 
 PROGRAMS = Path(__file__).parents[1] / "system" / "programs"
 SUPERVISE = """
@@ -32,7 +33,7 @@ except PodscaleError as error:
 class Run:
     """Supervisor process and its run directory."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     run_directory: Path
 
     def end(self, seconds: float = 180) -> tuple[int, str, str]:
@@ -54,7 +55,7 @@ class Run:
         self.wait_for(lambda: len(list(self.run_directory.glob("ready-*"))) == count)
 
     def members(self) -> list[int]:
-        """Return all descendants of this run, found by their environment."""
+        """Return all descendants of the supervisor, found by their environment."""
         pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -69,6 +70,12 @@ class Run:
 
 
 Launch = Callable[..., Run]
+
+
+@cache
+def server() -> ForkServer:
+    """Return a process that has imported what a supervisor needs, most of its CPU time."""
+    return ForkServer("podscale.stages.local", "podscale.launch.supervisor")
 
 
 @contextmanager
@@ -94,14 +101,7 @@ def launching(tmp_path: Path) -> Iterator[Launch]:
         }
         small = ["model.name=resnet18", "input.image_size=32"]  # the memory of the default network may not be free
         settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *small, *options]
-        process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISE, module, *settings],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        runs.append(Run(process, run_directory))
+        runs.append(Run(server().start(SUPERVISE, [module, *settings], environment), run_directory))
         return runs[-1]
 
     yield start

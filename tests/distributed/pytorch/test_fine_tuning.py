@@ -13,7 +13,13 @@ from podscale.errors import Preempted
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.model_files import WEIGHTS_FILE
-from tests.distributed.training.test_training import assert_same_bits, final_state, records_of, run_training, stop_after
+from tests.distributed.training.test_training import (
+    assert_same_bits,
+    final_state,
+    records_of,
+    run_full_training,
+    stop_after,
+)
 from tests.support.engines import small
 
 TORUS = {"algorithm": "torus2d", "row": 2, "bucket_mb": 0.02}
@@ -54,11 +60,11 @@ def test_a_probe_trains_the_new_classifier_alone(
     straight, halted = (document(tmp_path, run, tmp_path / "weights.safetensors", **probe) for run in ("all", "two"))
 
     def body(world: World) -> None:
-        run_training(straight, shards, world)
+        run_full_training(straight, shards, world)
         with pytest.raises(Preempted):
-            run_training(halted, shards, world, stop_after(3, 1))
+            run_full_training(halted, shards, world, stop_after(3, 1))
         (tmp_path / "weights.safetensors").rename(tmp_path / "gone") if world.is_rank0 else None
-        run_training(halted, shards, world)  # a resumed run does not read the weights again
+        run_full_training(halted, shards, world)  # a resumed run does not read the weights again
 
     run_world(2, body)
     state = final_state(straight)
@@ -86,7 +92,7 @@ def test_statistics_of_frozen_layers_move_unless_they_are_frozen_too(
     frozen = {"train__freeze": ["layer1.*", "layer2.*"]}
     moving = document(tmp_path, "moving", weights, **frozen)
     still = document(tmp_path, "still", weights, **frozen, train__freeze_batch_norm=True)
-    run_world(1, lambda world: [run_training(config, shards, world) for config in (moving, still)] and None)
+    run_world(1, lambda world: [run_full_training(config, shards, world) for config in (moving, still)] and None)
     for config in (moving, still):
         state = final_state(config)
         for name, array in before.items():
@@ -104,7 +110,7 @@ def test_a_factor_of_zero_trains_as_a_frozen_layer(run_world: Any, make_shard_se
     layout = {**SHARDED, "train__weight_gather": "fp32"}
     scaled = document(tmp_path, "scaled", weights, **layout, train__learning_rate_scale={"layer1.*": 0.0})
     frozen = document(tmp_path, "frozen", weights, train__freeze=["layer1.*"])
-    run_world(2, lambda world: [run_training(config, shards, world) for config in (scaled, frozen)] and None)
+    run_world(2, lambda world: [run_full_training(config, shards, world) for config in (scaled, frozen)] and None)
     one, other = final_state(scaled), final_state(frozen)
     for name in other:
         if name.startswith("model/"):
@@ -121,7 +127,7 @@ def test_weights_that_do_not_fit_are_refused_on_every_rank(run_world: Any, make_
 
     def body(world: World) -> str:
         with pytest.raises(ValueError, match=r"conv1\.weight") as error:
-            run_training(document(tmp_path, "r", weights), shards, world)
+            run_full_training(document(tmp_path, "r", weights), shards, world)
         return str(error.value.field)  # type: ignore[attr-defined]
 
     assert run_world(2, body) == ["train.start_from.weights"] * 2

@@ -14,10 +14,14 @@ from benchmarks.parity.table import TOLERANCE, relative_differences, table
 from tests.support.xla import QUICK_XLA
 
 STEPS = 6
+CASES = [
+    pytest.param(Case("sgd", 1, sharded=False), marks=pytest.mark.slow),  # tests/jax/test_trainer.py has plain steps
+    Case("lars", 4, sharded=True),
+]
 
 
 @pytest.mark.timeout(900)  # JAX compiles a step, PyTorch starts four processes
-@pytest.mark.parametrize("case", [Case("sgd", 1, sharded=False), Case("lars", 4, sharded=True)], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_losses_of_the_first_steps_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
     store = ResultStore(tmp_path, "digits", STEPS, "code")

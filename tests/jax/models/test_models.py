@@ -76,6 +76,7 @@ def compare_outputs(
 ALEXNETS = ["alexnet", "alexnet of one tower"]
 
 
+@pytest.mark.shallow
 @pytest.mark.parametrize(
     ("model", "side"),
     [
@@ -118,7 +119,7 @@ def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side:
             np.testing.assert_allclose(moved[name], buffer, rtol=1e-9, atol=1e-10, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["resnet34", "resnet101", "resnet152"])
+@pytest.mark.parametrize("name", ["resnet34", "resnet101", pytest.param("resnet152", marks=pytest.mark.slow)])
 def test_deep_networks_give_both_engines_the_same_outputs(name: str, tmp_path: Path) -> None:
     """The other ImageNet networks, in evaluation mode; only their number of blocks differs."""
     model = section(name)

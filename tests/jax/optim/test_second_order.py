@@ -72,6 +72,12 @@ SHAMPOO = [
 ]
 
 
+IN_FP32 = [NLCG[1], NLCG[3], NEUMANN[1], NEUMANN[2]]
+"""Options that are also compared in fp32, between them every form of a step; each takes a compilation of its own."""
+FP32_DEVICES = {8: (SHAMPOO[0], SHAMPOO[2]), 1: (SHAMPOO[1], SHAMPOO[3])}
+"""Options of Shampoo that are also compared in fp32, by the number of devices."""
+
+
 class Trajectory(NamedTuple):
     """Weights after all steps, weights to evaluate, and scalars of the state."""
 
@@ -210,7 +216,8 @@ def test_nlcg_follows_its_oracle_and_the_other_engine(options: dict[str, Any]) -
     other = in_torch(lambda share: torch_optim.Nlcg(share, section))
     near(found.weights, other.weights, EXACT, start())
     assert found.scalars == pytest.approx(other.scalars, rel=1e-9)
-    near(in_jax(Nlcg(section), exact=False).weights, want, 1e-3, start())
+    if options in IN_FP32:
+        near(in_jax(Nlcg(section), exact=False).weights, want, 1e-3, start())
 
 
 @pytest.mark.parametrize("options", NEUMANN)
@@ -223,10 +230,11 @@ def test_neumann_follows_its_oracle_and_the_other_engine(options: dict[str, Any]
     other = in_torch(lambda share: torch_optim.Neumann(share, section, PER_EPOCH))
     near(found.weights, other.weights, EXACT, start())
     assert found.scalars == pytest.approx(other.scalars, rel=1e-9)
-    single = in_jax(Neumann(section, PER_EPOCH), exact=False)
-    near(single.weights, want, 2e-5, start())
-    near(single.evaluated, reached, 2e-5, start())
-    assert not np.allclose(single.evaluated["large"], want["large"], atol=1e-3)
+    assert not np.allclose(found.evaluated["large"], want["large"], atol=1e-3)
+    if options in IN_FP32:
+        single = in_jax(Neumann(section, PER_EPOCH), exact=False)
+        near(single.weights, want, 2e-5, start())
+        near(single.evaluated, reached, 2e-5, start())
 
 
 @pytest.mark.parametrize(
@@ -317,10 +325,10 @@ def test_shampoo_follows_its_oracle_and_the_other_engine(options: dict[str, Any]
     for name, vector in other.state.items():
         scale = np.abs(vector).max()
         np.testing.assert_allclose(found.state[name], vector, rtol=0, atol=EXACT * scale, err_msg=name)
-    single = [shampoo_in_jax(section, nesterov, devices=devices, exact=False) for devices in (1, 8)]
-    for run in single:
-        for name, value in want.items():
-            np.testing.assert_allclose(run.weights[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+    (devices,) = (count for count, chosen in FP32_DEVICES.items() if options in chosen)
+    single = shampoo_in_jax(section, nesterov, devices=devices, exact=False)
+    for name, value in want.items():
+        np.testing.assert_allclose(single.weights[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
 def test_the_state_of_shampoo_is_packed_and_unpacked_without_loss() -> None:

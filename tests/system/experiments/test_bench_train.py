@@ -86,11 +86,14 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     )
 
 
-def test_the_jax_engine_is_measured_by_its_own_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_jax_engine_is_measured_by_its_own_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
     """Two steps a call: the warm-up of five and the three measured ones do not end with a call of two."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
-    jax = {"train.engine": "jax", "launch.threads": 1, "launch.processes": 1}
+    jax = {"train.engine": "jax", "launch.threads": 1, "launch.processes": processes}
     variants = [
         BenchVariant("jax", {**jax, "train.steps_per_call": 2}, batch=4),
         BenchVariant("torch", {"launch.processes": 1}, batch=4),
@@ -102,7 +105,7 @@ def test_the_jax_engine_is_measured_by_its_own_worker(tmp_path: Path, monkeypatc
     assert by_torch is not None, rows[1].reason
     assert by_jax.keys() <= by_torch.keys()
     assert "jax" in by_jax["versions"]
-    assert (by_jax["ranks"], by_jax["batch"], by_jax["part_seconds"]) == (1, 4, {})
+    assert (by_jax["ranks"], by_jax["batch"], by_jax["part_seconds"]) == (processes, 4, {})
     assert by_jax["images_per_second"] == pytest.approx(4 / by_jax["step_seconds"])
     assert 0 < by_jax["step_median_seconds"] <= by_jax["step_p95_seconds"] < 3 * by_jax["step_seconds"]
     assert by_jax["first_step_seconds"] > by_jax["step_seconds"]  # it compiles
@@ -110,15 +113,6 @@ def test_the_jax_engine_is_measured_by_its_own_worker(tmp_path: Path, monkeypatc
     assert by_jax["memory_bytes"] > 2**20
     assert {"data_wait", "h2d", "forward_backward"} <= by_jax["host_seconds"].keys()
     assert "| jax | synthetic | 4 |" in "\n".join(format_report("x", rows))
-
-
-def test_ranks_of_the_jax_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
-    two = {"train.engine": "jax", "launch.processes": 2, "launch.threads": 1}
-    (row,) = measure([BenchVariant("two", two, batch=4)], tmp_path)
-    assert row.found is not None, row.reason
-    assert (row.found["ranks"], row.found["batch"]) == (2, 4)
 
 
 def test_real_images(make_shard_set, tmp_path: Path) -> None:

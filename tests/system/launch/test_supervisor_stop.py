@@ -64,7 +64,7 @@ def test_two_ranks_stop_on_request(launch: Launch) -> None:
 def test_kill_9_of_the_supervisor_leaves_no_rank(launch: Launch) -> None:
     run = launch("launch.processes=2", all="stubborn")
     run.wait_for_ranks(2)
-    assert len(run.members()) >= 4  # supervisor, fork launcher, two ranks
+    assert len(run.members()) >= 3  # fork launcher, two ranks
     run.process.kill()
     run.process.communicate()  # returns only when no process holds our pipes any more
     deadline = time.monotonic() + 10

@@ -1,7 +1,7 @@
 """`podscale run` from outside: real kfp, real processes and signals, small stages (see standins/).
 
-A run whose stages get no signal forks them from a process that has imported what they need
-(tests/support/task_server.py): five interpreters less. Runs with `direct=True` start them as the command does.
+A run that gets no signal, and its stages, are forked from processes that have imported what they need
+(tests/support/forked_commands.py and task_server.py): six interpreters less. With `direct=True` they start as usual.
 """
 
 import json
@@ -17,23 +17,44 @@ import pytest
 
 from podscale.config import load
 from podscale.pipelines.presets import resolve_preset
-from tests.support.commands import alive
+from tests.support.commands import TIMEOUT_SECONDS, alive
+from tests.support.forked_commands import ForkedProcess, ForkServer
 from tests.support.task_server import STANDINS, TaskServer
 
-TIMEOUT_SECONDS = 60.0
 PRESET = load(resolve_preset("digits"))
+PODSCALE = """
+import os, runpy, sys
+sys.executable = os.environ["STANDIN_PYTHON"]
+runpy.run_module("podscale", run_name="__main__", alter_sys=True)
+"""
+IMPORTS = (
+    *("podscale.cli", "podscale.api.launch_view", "podscale.api.pipeline", "podscale.stages.known_data"),
+    *("podscale.pipelines.local_runner", "podscale.pipelines.training_pipeline", "podscale.pipelines.kfp_fast_import"),
+    *("kfp.local.task_dispatcher", "kfp.local.orchestrator.enhanced_dag_orchestrator", "kfp.local.cache"),
+    *("podscale.evaluation.evaluation_json", "podscale.export.web_runtime", "typer._adapters"),
+)
+"""Modules that `podscale run` imports, some of them late."""
+Process = subprocess.Popen[str] | ForkedProcess
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> ForkServer:
+    """Process with the imports of `podscale run`."""
+    return ForkServer(*IMPORTS, PYTHONPATH=str(STANDINS))
 
 
 @pytest.fixture
-def start(tmp_path: Path, task_server: TaskServer) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path: Path, task_server: TaskServer, fork_server: ForkServer) -> Iterator[Callable[..., Process]]:
     """Start `podscale run` in an empty folder; other keyword arguments set the behaviour of the stand-ins."""
-    started = []
+    started: list[Process] = []
 
-    def begin(*arguments: str, direct: bool = False, **how: str) -> subprocess.Popen[str]:
+    def begin(*arguments: str, direct: bool = False, **how: str) -> Process:
         environment = {**os.environ, "PYTHONPATH": str(STANDINS), "STANDIN_PIDS": str(tmp_path / "pids")}
         environment.update({f"STANDIN_{name.upper()}": value for name, value in how.items()})
         if not direct:
             environment["STANDIN_PYTHON"] = str(task_server.programs / "python3")
+            started.append(fork_server.start(PODSCALE, ["run", *arguments], environment, tmp_path))
+            return started[-1]
         process = subprocess.Popen(
             [sys.executable, "-m", "podscale", "run", *arguments],
             cwd=tmp_path,
@@ -53,7 +74,7 @@ def start(tmp_path: Path, task_server: TaskServer) -> Iterator[Callable[..., sub
         process.communicate()
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: Process) -> tuple[int | None, str, str]:
     out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     return process.returncode, out, err
 
