@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -130,7 +131,8 @@ def _cuda_of_torch() -> str:
 
 
 def _disk(out: Path) -> Iterator[Problem]:
-    for name, path in (("OUT", out), ("/tmp", Path("/tmp"))):
+    temporary = tempfile.gettempdir()
+    for name, path in (("OUT", out), (temporary, Path(temporary))):
         free = shutil.disk_usage(path).free / 2**30
         if free < FREE_DISK_GIB:
             yield Problem(f"disk of {name}", f"{free:.1f} GiB free", f"Free {FREE_DISK_GIB} GiB for compiled kernels.")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -95,6 +96,22 @@ def test_each_part_of_a_kernel_saves_its_bytes(session: Any, part: str, saved: f
     """Moments in the convolution; sums in its data gradient; activation, and a block's sum, of its input."""
     without, fused = count_step(session, "gemm", without=part), count_step(session, "gemm")
     assert sum(without.values()) - sum(fused.values()) == pytest.approx(saved, abs=0.05), without
+
+
+@pytest.mark.parametrize("option", ["off", "norm", "gemm"])
+def test_a_profile_counts_the_same_bytes(session: Any, option: str) -> None:
+    """The count of `podscale bench train --profile`: all operators and kernels of the step, no collectives."""
+    train = {"fused_kernels": option, "global_batch": 2}
+    report = session.run(model={"name": "resnet50"}, steps=1, counts=True, train=train)
+    assert report["error"] == ""
+    everything: Counter[str] = Counter()
+    for sizes in report["bytes"].values():
+        everything.update(sizes)
+    assert report["counted"] == {
+        name: size for name, size in everything.items() if size and not name.startswith("c10d::")
+    }
+    assert report["counted"]["_momentum_kernel"] > 0
+    assert ("_gemm_forward_kernel" in report["counted"]) is (option == "gemm")
 
 
 @pytest.mark.usefixtures("whole_matrix")
