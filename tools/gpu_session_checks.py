@@ -47,7 +47,13 @@ class Problem(NamedTuple):
 
 def find_problems(out: Path, packages: Sequence[str]) -> list[Problem]:
     """Return everything that is missing for a session which writes to `out`."""
-    return [*_python(packages), *_compiler(), *_gpu(), *_disk(out)]
+    return [*_python(packages), *_compiler(), *_gpu(), *_disk(out), *_optional()]
+
+
+def installed_versions(packages: Sequence[str]) -> str:
+    """Return the versions of Python, torch and the packages that are installed."""
+    names = [name for name in ("torch", "torchvision", "triton", *packages) if _is_installed(name)]
+    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {metadata.version(name)}" for name in names)])
 
 
 def _python(packages: Sequence[str]) -> Iterator[Problem]:
@@ -138,8 +144,18 @@ def _disk(out: Path) -> Iterator[Problem]:
             yield Problem(f"disk of {name}", f"{free:.1f} GiB free", f"Free {FREE_DISK_GIB} GiB for compiled kernels.")
 
 
+def _optional() -> Iterator[Problem]:
+    """Yield what only a part of the session needs."""
+    if not _is_installed("jax"):
+        yield Problem("jax", "not installed", "Install jax[cuda13], or expect no results of the JAX engine.")
+    if not shutil.which("ncu"):
+        remedy = "Install NVIDIA Nsight Compute, or expect bytes that are counted, not measured."
+        yield Problem("ncu", "not on the path", remedy)
+
+
 def main() -> int:
-    """Print what is missing; return 2 if nothing can run."""
+    """Print versions and what is missing; return 2 if nothing can run."""
+    print(f"versions: {installed_versions(sys.argv[2:])}")
     problems = find_problems(Path(sys.argv[1]), sys.argv[2:])
     for problem in problems:
         print(problem)
