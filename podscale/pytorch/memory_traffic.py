@@ -184,11 +184,8 @@ class _OperatorCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, schema = kwargs or {}, func._schema
         result = func(*args, **kwargs)
-        if not schema.name.startswith("prim::") and not touches_no_memory(schema):
-            tensors, outputs = (
-                [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-                for values in ((args, kwargs), result)
-            )
+        if not schema.name.startswith(NOT_COUNTED) and not touches_no_memory(schema):
+            tensors, outputs = _tensors((args, kwargs)), _tensors(result)
             arguments, allocated = bind_arguments(schema, args, kwargs), new_tensors(tensors, outputs)
             size = operator_bytes(schema, arguments, written_arguments(schema), allocated, device=self._device)
             if size:
