@@ -91,7 +91,8 @@ runs() { # usage: runs SECONDS
   for engine in pytorch jax; do
     for stage in shard train evaluate report; do
       XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONSAFEPATH=1 timeout "$1" "$PYTHON" -m podscale "$stage" \
-        --set "run.workspace=$TMPDIR/podscale-runs-$engine" --set launch.processes=1 --set "train.engine=$engine" || break
+        --set "run.workspace=$TMPDIR/podscale-runs-$engine" --set launch.processes=1 --set "train.engine=$engine" ||
+        { echo "podscale $stage: exit code $? ($engine; 124 at the limit of $1 s)" && break; }
     done >"$OUT/gpu-run-$engine.txt" 2>&1 &
   done
   wait
@@ -108,7 +109,7 @@ if [ "$TESTS" != 0 ]; then
   whole=$!
   tests "$TEST_LIMIT"
   wait "$warm" "$whole"
-  grep -h '^top-1' "$OUT"/gpu-run-*.txt
+  grep -hE '^top-1|^podscale' "$OUT"/gpu-run-*.txt
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
@@ -119,8 +120,13 @@ fi
 reserve=0 input=0
 if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=100; fi
 if [ -n "${IMAGES:-}" ]; then input=60; fi
-podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve - input))" --time-limit 300 --profile --out "$OUT" \
-  ${real[@]+"${real[@]}"} "$@"
+budget=$(($(left) - reserve - input))
+if [ "$budget" -ge 10 ]; then
+  podscale bench train --sweep "$SWEEP" --budget "$budget" --time-limit 300 --profile --out "$OUT" \
+    ${real[@]+"${real[@]}"} "$@"
+else
+  echo "no time is left for the sweep: $budget of LIMIT=$LIMIT s"
+fi
 # What each loader delivers to the GPU without a training beside it; the sweep has rows with one.
 if [ ${#real[@]} != 0 ] && [ "$(left)" -gt 30 ]; then
   PYTHONSAFEPATH=1 timeout "$input" "$PYTHON" -m podscale bench input "${real[@]}" --device cuda:0 --seconds 2 --out "$OUT"

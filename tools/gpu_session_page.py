@@ -33,7 +33,12 @@ def write_page(out: Path, page: Path, command: str) -> None:
         *("", "`podscale doctor`, without the lines on processor, memory and disk:"),
         *("", "```", *re.sub(MACHINE_LINES, "", doctor, flags=re.MULTILINE).splitlines(), "```"),
         *("", "## Tests", "", *_table(("file", "result", "not run"), _test_rows(out))),
-        *("", "## The digits through all stages", "", *_table(("engine", "last line"), _stage_rows(out))),
+        *(
+            "",
+            "## The digits through all stages",
+            "",
+            *_table(("engine", "accuracy, or failure"), _stage_rows(out)),
+        ),
         *("", "## Sweep", "", *_table(("variant", "seconds", "result"), _sweep_rows(out))),
         *("", "## Files", "", *_table(("file of OUT", "bytes"), _file_rows(out))),
     ]
@@ -75,9 +80,8 @@ def _test_rows(out: Path) -> Iterator[Sequence[str]]:
 
 def _stage_rows(out: Path) -> Iterator[Sequence[str]]:
     for path in sorted(out.glob("gpu-run-*.txt")):
-        lines = _read(path).splitlines() or ["nothing"]
-        last = next((line for line in reversed(lines) if line.startswith(("top-1", "podscale: "))), lines[-1])
-        yield path.stem.removeprefix("gpu-run-"), last[:LONGEST_REASON]
+        lines = [line for line in _read(path).splitlines() if line.startswith(("top-1", "podscale"))]
+        yield path.stem.removeprefix("gpu-run-"), "; ".join(line[:LONGEST_REASON] for line in lines)
 
 
 def _sweep_rows(out: Path) -> Iterator[Sequence[str]]:

@@ -198,6 +198,19 @@ def test_results_are_kept_and_a_session_continues(tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "gpu-tests").iterdir()) == ["test_a.txt", "test_b.txt", "test_c.txt"]
 
 
+def test_the_stage_that_fails_is_named(tmp_path: Path) -> None:
+    """No stage follows it; the other engine goes on."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho $3\ncase "$3 $*" in train*engine=jax) exit 7;; esac\n', "utf-8")
+    python.chmod(0o755)
+    (function,) = re.findall(r"^runs\(\) \{.*?^\}", SCRIPT.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    settings = f"set -u; OUT={tmp_path} TMPDIR={tmp_path} PYTHON={python}"
+    subprocess.run(["bash", "-c", "\n".join([settings, function, "runs 60"])], check=True, timeout=100)
+    failed = ["shard", "train", "podscale train: exit code 7 (jax; 124 at the limit of 60 s)"]
+    assert (tmp_path / "gpu-run-jax.txt").read_text("utf-8").splitlines() == failed
+    assert (tmp_path / "gpu-run-pytorch.txt").read_text("utf-8").split() == ["shard", "train", "evaluate", "report"]
+
+
 def checks(python: Path | str, *packages: str, path: str = "") -> subprocess.CompletedProcess[str]:
     command = [str(python), str(ROOT / "tools" / "gpu_session_checks.py"), "/tmp", *packages]
     return subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, check=False)
@@ -297,7 +310,7 @@ def test_a_page_has_what_a_session_found_and_no_place_of_the_machine(
         "gpu-doctor.txt": f"ok       system   Linux-6\nok       gloo     in {out}/here\n",
         "gpu-tests/test_a.txt": "2 skipped, 1 passed in 0.50s\nNot run: 2 tests. They need a GPU 2 (make bench-gpu).\n",
         "gpu-tests/test_b.cut.txt": "....\n",
-        "gpu-run-jax.txt": f"one line\npodscale: no jax in {out}/runs\nanother\n",
+        "gpu-run-jax.txt": f"one line\npodscale: no jax in {out}/runs\npodscale train: exit code 2\n",
         "gpu-inductor/kernel.py": "",
         "train-cpu.json": json.dumps(
             [
@@ -317,7 +330,7 @@ def test_a_page_has_what_a_session_found_and_no_place_of_the_machine(
         "ok       gloo     in OUT/here",
         "| `test_a.txt` | 2 skipped, 1 passed in 0.50s | Not run: 2 tests. They need a GPU 2 (make bench-gpu). |",
         "| `test_b.cut.txt` | no summary |  |",
-        "| jax | podscale: no jax in OUT/runs |",
+        "| jax | podscale: no jax in OUT/runs; podscale train: exit code 2 |",
         "| bf16 | 10 | 1,234.5 images/s |",
         "| graph | 3 | no CUDA / device |",
         "| `gpu-tests/test_b.cut.txt` | 5 |",
