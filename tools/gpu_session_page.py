@@ -1,6 +1,6 @@
 """Page of a session of gpu_session.sh, from the files that it wrote, with the standard library alone.
 
-    python -m tools.gpu_session_page OUT PAGE 'make bench-gpu REHEARSE=1 ...'
+    python -m tools.gpu_session_page OUT PAGE 'make bench-gpu REHEARSE=1 ...' 'Remarks on the machine'
 
 Names of folders of the machine are replaced by OUT, TMPDIR, PYTHON and HOME.
 """
@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,13 +23,14 @@ MACHINE_LINES = r"^\w+ +(system|processor|memory|/dev/shm|workspace)\b.*\n"
 """Lines of `podscale doctor` about this machine alone."""
 
 
-def write_page(out: Path, page: Path, command: str) -> None:
+def write_page(out: Path, page: Path, command: str, remarks: str = "") -> None:
     """Write what a session printed at its start, its tests, stages, rows and files."""
     checks, doctor = (_read(out / name) for name in ("gpu-checks.txt", "gpu-doctor.txt"))
     lines = [
-        *("# A session on a GPU machine, rehearsed without a GPU", ""),
+        *("# Session of tools/gpu_session.sh", ""),
         f"Command: `{command}`  ",
         f"Date: {time.strftime('%Y-%m-%d')}",
+        *(["", *textwrap.wrap(remarks, 120)] if remarks else []),
         *("", "## What was printed at the start", "", "```", *checks.splitlines(), "```"),
         *("", "`podscale doctor`, without the lines on processor, memory and disk:"),
         *("", "```", *re.sub(MACHINE_LINES, "", doctor, flags=re.MULTILINE).splitlines(), "```"),
@@ -74,7 +76,7 @@ def _test_rows(out: Path) -> Iterator[Sequence[str]]:
     for path in sorted((out / "gpu-tests").glob("*.txt")):
         text = _read(path)
         results = re.findall(r"^(?=.*\d+ (?:passed|failed|skipped|errors?)\b).* in [\d.]+s.*$", text, re.MULTILINE)
-        needs = re.findall(r"^Not run: .*$", text, re.MULTILINE)
+        needs = re.findall(r"^Not run: (.*)$", text, re.MULTILINE)
         yield f"`{path.name}`", results[-1].strip("= ") if results else "no summary", needs[-1] if needs else ""
 
 
@@ -99,4 +101,4 @@ def _file_rows(out: Path) -> Iterator[Sequence[str]]:
 
 
 if __name__ == "__main__":
-    write_page(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    write_page(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

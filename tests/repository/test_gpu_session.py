@@ -321,14 +321,15 @@ def test_a_page_has_what_a_session_found_and_no_place_of_the_machine(
     }
     for name, text in files.items():
         (out / name).write_text(text, "utf-8")
-    gpu_session_page.write_page(out, tmp_path / "page.md", "make bench-gpu REHEARSE=1")
+    gpu_session_page.write_page(out, tmp_path / "page.md", "make bench-gpu REHEARSE=1", "Here.")
     page = (tmp_path / "page.md").read_text("utf-8")
     assert str(tmp_path) not in page
     for line in (
         "Command: `make bench-gpu REHEARSE=1`  ",
+        "Here.",
         "MISSING  torch: not installed in PYTHON",
         "ok       gloo     in OUT/here",
-        "| `test_a.txt` | 2 skipped, 1 passed in 0.50s | Not run: 2 tests. They need a GPU 2 (make bench-gpu). |",
+        "| `test_a.txt` | 2 skipped, 1 passed in 0.50s | 2 tests. They need a GPU 2 (make bench-gpu). |",
         "| `test_b.cut.txt` | no summary |  |",
         "| jax | podscale: no jax in OUT/runs; podscale train: exit code 2 |",
         "| bf16 | 10 | 1,234.5 images/s |",
