@@ -178,7 +178,7 @@ class _OperatorCounter(TorchDispatchMode):
     """Mode that adds up the bytes of each operator."""
 
     def __init__(self, sizes: Counter[str], device: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._sizes, self._device = sizes, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -205,7 +205,7 @@ def count_compiled_graphs() -> None:
         return
     log.setLevel(logging.INFO)  # inductor counts if it logs
     log.addFilter(_drop)
-    graph.GraphLowering.count_bytes = _count_graph_bytes
+    graph.GraphLowering.count_bytes = _count_graph_bytes  # type: ignore[method-assign, assignment]
 
 
 def compiled_bytes() -> int:
