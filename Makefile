@@ -86,8 +86,8 @@ bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (five more wit
 bench-network: .venv/.dev ## measure all-reduce and scaling over shaped links, about ten minutes; needs root (ARGS="ratios auto" to choose)
 	@TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.network $(ARGS)
 
-bench-gpu: ## run the GPU tests, then the sweep of `podscale bench train`; needs a GPU and PYTHON with torch
-	@PYTHON="$(PYTHON)" tools/gpu_session.sh
+bench-gpu: ## run the GPU tests, then the sweep of `podscale bench train`; needs a GPU and PYTHON with torch (ARGS: further options of the sweep)
+	@PYTHON="$(PYTHON)" tools/gpu_session.sh $(ARGS)
 
 bench-tpu: ## compile training steps for TPU slices; needs PYTHON with jax[tpu] (ROWS="v3-1024 ..."; default: the missing rows)
 	@"$(PYTHON)" -m benchmarks.tpu_compile $(ROWS)

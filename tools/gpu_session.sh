@@ -14,6 +14,7 @@
 # NCU=0: skip the bytes of each kernel, which need NVIDIA's ncu.
 # REHEARSE=1: go on if something is missing, for example a GPU.
 # SWEEP: series of the sweep, default gpu.
+# TMPDIR: folder of all that is not a result, default /tmp. Two sessions on one machine need two.
 # TORCHINDUCTOR_CACHE_DIR: the compiler's cache, default OUT/gpu-inductor. Keep it for the next session: max-autotune takes
 #   minutes without it. It is not filled beside the tests, because it would choose kernels by times on a busy GPU.
 # Further arguments go to `podscale bench train`.
@@ -33,17 +34,18 @@ fi
 OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TESTS=${TESTS:-1} SWEEP=${SWEEP:-gpu}
 TEST_LIMIT=${TEST_LIMIT:-250} JOBS=${JOBS:-$((($(nproc) + 1) / 2))} NCU=${NCU:-1}
 SECONDS=0
-mkdir -p "$OUT"
+export TMPDIR=${TMPDIR:-/tmp}
+mkdir -p "$OUT" "$TMPDIR"
 export PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$(realpath "$OUT")/gpu-inductor}
 export PYTHONPATH=${PYTHONPATH:-}
 if [ -n "${WHEELS:-}" ]; then
-  "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target /tmp/podscale-site \
+  "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$TMPDIR/podscale-site" \
     --upgrade "$WHEELS"/*.whl || exit 1
-  PYTHONPATH=/tmp/podscale-site:$PYTHONPATH
+  PYTHONPATH=$TMPDIR/podscale-site:$PYTHONPATH
 fi
 # Without an installation, these links provide `podscale.pipelines` and `podscale.components` (see setup.py).
 if ! "$PYTHON" -c 'import podscale.pipelines' 2>/dev/null; then
-  links=/tmp/podscale-tree
+  links=$TMPDIR/podscale-tree
   rm -rf "$links" && mkdir -p "$links" && cp -r podscale "$links/podscale"
   ln -s "$PWD/pipelines" "$links/podscale/pipelines" && ln -s "$PWD/components" "$links/podscale/components"
   PYTHONPATH=$links:$PYTHONPATH
@@ -89,7 +91,8 @@ runs() { # usage: runs SECONDS
   for engine in pytorch jax; do
     for stage in shard train evaluate report; do
       XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONSAFEPATH=1 timeout "$1" "$PYTHON" -m podscale "$stage" \
-        --set "run.workspace=/tmp/podscale-runs-$engine" --set launch.processes=1 --set "train.engine=$engine" || break
+        --set "run.workspace=$TMPDIR/podscale-runs-$engine" --set launch.processes=1 --set "train.engine=$engine" ||
+        { echo "podscale $stage: exit code $? ($engine; 124 at the limit of $1 s)" && break; }
     done >"$OUT/gpu-run-$engine.txt" 2>&1 &
   done
   wait
@@ -97,28 +100,33 @@ runs() { # usage: runs SECONDS
 # Results of tests and runs do not depend on time, so the compiler fills its cache beside them: rows that are timed
 # after them start at once.
 if [ "$TESTS" != 0 ]; then
-  mkdir -p /tmp/podscale-warm
+  mkdir -p "$TMPDIR/podscale-warm"
   podscale bench train --set train.cuda_graph=true --set train.compile=default --vary batch=256 --vary \
     train.stem_compute=plain,space_to_depth --warmup 5 --steps 2 --parts 1 --budget "$TEST_LIMIT" \
-    --out /tmp/podscale-warm >/tmp/podscale-warm/log.txt 2>&1 &
+    --out "$TMPDIR/podscale-warm" >"$TMPDIR/podscale-warm/log.txt" 2>&1 &
   warm=$!
   runs "$TEST_LIMIT" &
   whole=$!
   tests "$TEST_LIMIT"
   wait "$warm" "$whole"
-  grep -h '^top-1' "$OUT"/gpu-run-*.txt
+  grep -hE '^top-1|^podscale' "$OUT"/gpu-run-*.txt
 fi
 real=()
 if [ -n "${IMAGES:-}" ]; then
-  place=/tmp/podscale-images
-  podscale shard --set data.source="$(realpath "$IMAGES")" --set run.workspace=$place --set input.image_size=224 &&
-    real=(--shard-set "$(ls -d $place/datasets/*/ | head -1)")
+  place=$TMPDIR/podscale-images
+  podscale shard --set data.source="$(realpath "$IMAGES")" --set run.workspace="$place" --set input.image_size=224 &&
+    real=(--shard-set "$(ls -d "$place"/datasets/*/ | head -1)")
 fi
 reserve=0 input=0
 if [ "$NCU" != 0 ] && command -v ncu >/dev/null; then reserve=100; fi
 if [ -n "${IMAGES:-}" ]; then input=60; fi
-podscale bench train --sweep "$SWEEP" --budget "$(($(left) - reserve - input))" --time-limit 300 --profile --out "$OUT" \
-  ${real[@]+"${real[@]}"} "$@"
+budget=$(($(left) - reserve - input))
+if [ "$budget" -ge 10 ]; then
+  podscale bench train --sweep "$SWEEP" --budget "$budget" --time-limit 300 --profile --out "$OUT" \
+    ${real[@]+"${real[@]}"} "$@"
+else
+  echo "no time is left for the sweep: $budget of LIMIT=$LIMIT s"
+fi
 # What each loader delivers to the GPU without a training beside it; the sweep has rows with one.
 if [ ${#real[@]} != 0 ] && [ "$(left)" -gt 30 ]; then
   PYTHONSAFEPATH=1 timeout "$input" "$PYTHON" -m podscale bench input "${real[@]}" --device cuda:0 --seconds 2 --out "$OUT"
@@ -129,11 +137,11 @@ fi
 [ "$(left)" -lt 60 ] || PYTHONPATH=$PWD:$PYTHONPATH timeout 60 "$PYTHON" -m tools.gemm_kernel_times | tee "$OUT/gpu-gemm-kernels.md"
 # Bytes and time of each kernel of one step, by hardware counters, which take about a minute.
 if [ "$reserve" != 0 ] && [ "$(left)" -gt 60 ]; then
-  mkdir -p /tmp/podscale-ncu
+  mkdir -p "$TMPDIR/podscale-ncu"
   PYTHONSAFEPATH=1 timeout "$(left)" ncu --target-processes all --profile-from-start off --clock-control none \
     --cache-control none --csv --page raw --metrics gpu__time_duration.sum,dram__bytes.sum \
     --log-file "$OUT/gpu-kernels.csv" "$PYTHON" -m podscale bench train --set train.fused_kernels=norm --vary batch=256 \
-    --profile --warmup 5 --steps 2 --parts 1 --out /tmp/podscale-ncu >/tmp/podscale-ncu/log.txt 2>&1
+    --profile --warmup 5 --steps 2 --parts 1 --out "$TMPDIR/podscale-ncu" >"$TMPDIR/podscale-ncu/log.txt" 2>&1
   PYTHONSAFEPATH=1 "$PYTHON" -m podscale.bench.kernel_classes "$OUT/gpu-kernels.csv" \
     "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)" | tee "$OUT/gpu-kernels.md"
 fi

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -46,7 +47,13 @@ class Problem(NamedTuple):
 
 def find_problems(out: Path, packages: Sequence[str]) -> list[Problem]:
     """Return everything that is missing for a session which writes to `out`."""
-    return [*_python(packages), *_compiler(), *_gpu(), *_disk(out)]
+    return [*_python(packages), *_compiler(), *_gpu(), *_disk(out), *_optional()]
+
+
+def installed_versions(packages: Sequence[str]) -> str:
+    """Return the versions of Python, torch and the packages that are installed."""
+    names = [name for name in ("torch", "torchvision", "triton", *packages) if _is_installed(name)]
+    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {metadata.version(name)}" for name in names)])
 
 
 def _python(packages: Sequence[str]) -> Iterator[Problem]:
@@ -130,14 +137,25 @@ def _cuda_of_torch() -> str:
 
 
 def _disk(out: Path) -> Iterator[Problem]:
-    for name, path in (("OUT", out), ("/tmp", Path("/tmp"))):
+    temporary = tempfile.gettempdir()
+    for name, path in (("OUT", out), (temporary, Path(temporary))):
         free = shutil.disk_usage(path).free / 2**30
         if free < FREE_DISK_GIB:
             yield Problem(f"disk of {name}", f"{free:.1f} GiB free", f"Free {FREE_DISK_GIB} GiB for compiled kernels.")
 
 
+def _optional() -> Iterator[Problem]:
+    """Yield what only a part of the session needs."""
+    if not _is_installed("jax"):
+        yield Problem("jax", "not installed", "Install jax[cuda13], or expect no results of the JAX engine.")
+    if not shutil.which("ncu"):
+        remedy = "Install NVIDIA Nsight Compute, or expect bytes that are counted, not measured."
+        yield Problem("ncu", "not on the path", remedy)
+
+
 def main() -> int:
-    """Print what is missing; return 2 if nothing can run."""
+    """Print versions and what is missing; return 2 if nothing can run."""
+    print(f"versions: {installed_versions(sys.argv[2:])}")
     problems = find_problems(Path(sys.argv[1]), sys.argv[2:])
     for problem in problems:
         print(problem)

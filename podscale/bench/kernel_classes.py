@@ -9,8 +9,8 @@ the GPU, as nvidia-smi prints it, the table has the share of its memory bandwidt
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podscale.errors import InputError
@@ -30,6 +30,15 @@ CLASSES = (
 )
 """Class and pattern of kernel names; the first match counts."""
 OTHER = "other"
+
+OPERATOR_CLASSES = (
+    ("optimizer", r"::_foreach|::_fused"),
+    ("pooling", r"pool"),
+    ("batch norm", r"batch_norm"),
+    ("convolutions and matrix products", r"conv|::(addmm|mm|bmm|baddbmm|linear|matmul)\b"),
+    ("copies", r"copy|::(clone|cat|zero|zeros|zero_|zeros_like|new_zeros|stack)\b"),
+)
+"""Class of an operator's kernels and pattern of its name; the first match counts, else element-wise and reductions."""
 
 LONGEST_KERNELS = 40
 """Kernels that are listed by name."""
@@ -58,6 +67,29 @@ def kernel_class(name: str) -> str:
     return next((title for title, pattern in CLASSES if re.search(pattern, name, re.IGNORECASE)), OTHER)
 
 
+def operator_class(name: str) -> str:
+    """Return the class of the kernels of an operator, such as `aten::convolution`, or of a kernel of ours."""
+    if "::" not in name:
+        return kernel_class(name)
+    found = (title for title, pattern in OPERATOR_CLASSES if re.search(pattern, name))
+    return next(found, "element-wise and reductions")
+
+
+def add_counted_bytes(
+    totals: Iterable[KernelTotal], sizes: Mapping[str, float], *, by: Callable[[str], str]
+) -> list[KernelTotal]:
+    """Return the totals with the bytes counted for `by(name)`; classes that only the count has come last.
+
+    Args:
+        sizes: bytes by operator or kernel of ours.
+    """
+    counted: dict[str, float] = {}
+    for name, size in sizes.items():
+        counted[by(name)] = counted.get(by(name), 0.0) + size
+    result = [replace(total, bytes=counted.pop(total.name, None)) for total in totals]
+    return result + [KernelTotal(name, 0, 0.0, size) for name, size in sorted(counted.items(), key=lambda c: -c[1])]
+
+
 def combine_totals(kernels: Iterable[KernelTotal], *, by: Callable[[str], str] = kernel_class) -> list[KernelTotal]:
     """Add up the kernels with the same `by(name)`, by default of the same class; the longest first."""
     totals: dict[str, KernelTotal] = {}
@@ -71,22 +103,30 @@ def combine_totals(kernels: Iterable[KernelTotal], *, by: Callable[[str], str] =
 
 
 def format_totals(
-    totals: Sequence[KernelTotal], *, title: str = "class", longest: int | None = None, bandwidth: float = 0.0
+    totals: Sequence[KernelTotal],
+    *,
+    title: str = "class",
+    longest: int | None = None,
+    bandwidth: float = 0.0,
+    is_counted: bool = False,
 ) -> list[str]:
     """Return a Markdown table: launches, ms and share of the time of all `totals`; with known bytes also GB and GB/s.
 
     Args:
         longest: number of rows; None: all. The shares do not depend on it.
         bandwidth: of the GPU's memory, GB/s, for a column with the share of it; 0 if unknown.
+        is_counted: the bytes are counted from the tensors of operators, not measured.
     """
     whole = sum(total.seconds for total in totals)
     columns = [title, "launches", "ms", "share"]
     with_bytes = any(total.bytes is not None for total in totals)
     if with_bytes:
-        columns += ["GB", "GB/s", *(["of the bandwidth"] if bandwidth else [])]
+        columns += ["GB (counted)" if is_counted else "GB", "GB/s", *(["of the bandwidth"] if bandwidth else [])]
     lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     for total in totals[:longest]:
-        cells = [total.name, f"{total.launches:g}", f"{total.seconds * 1e3:.2f}", f"{total.seconds / whole:.1%}"]
+        cells = [total.name, "", "", ""]
+        if total.launches:
+            cells[1:] = [f"{total.launches:g}", f"{total.seconds * 1e3:.2f}", f"{total.seconds / whole:.1%}"]
         if with_bytes:
             cells += _byte_cells(total, bandwidth)
         lines.append(f"| {' | '.join(cells)} |")
@@ -94,9 +134,9 @@ def format_totals(
 
 
 def _byte_cells(total: KernelTotal, bandwidth: float) -> list[str]:
-    """Return GB, GB/s and the share of the bandwidth; empty cells for a kernel without bytes."""
+    """Return GB, GB/s and the share of the bandwidth; empty cells for a kernel without bytes or time."""
     if total.bytes is None or not total.seconds:
-        return ["", "", *([""] if bandwidth else [])]
+        return ["" if total.bytes is None else f"{total.bytes / 1e9:.2f}", "", *([""] if bandwidth else [])]
     rate = total.bytes / total.seconds / 1e9
     return [f"{total.bytes / 1e9:.2f}", f"{rate:,.0f}", *([f"{rate / bandwidth:.0%}"] if bandwidth else [])]
 

@@ -22,7 +22,7 @@ from podscale.util import host_info
 from podscale.util.files import write_json
 from podscale.util.locations import Location
 
-MOST_PROFILED_STEPS = 4
+MOST_PROFILED_STEPS = 5
 """Steps that a profile may add."""
 BENCHMARK_MODULES = {
     "pytorch": "podscale.pytorch.throughput_benchmark",
@@ -46,7 +46,7 @@ class SweepSettings:
         time_limit: Seconds of one variant.
         budget: Seconds of all variants.
         shard_set: Location of the real images.
-        profile: List the kernels of a step (GPU).
+        profile: List the kernels of a step (GPU), and count its bytes.
     """
 
     warmup: int = 20

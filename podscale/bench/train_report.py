@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.bench.input_headroom import format_rate
-from podscale.bench.kernel_classes import KernelTotal, combine_totals, format_totals
+from podscale.bench.kernel_classes import KernelTotal, add_counted_bytes, combine_totals, format_totals, operator_class
 from podscale.bench.sweep import SweepRow
 from podscale.hardware import find_gpu_chip
 from podscale.util import host_info
@@ -109,23 +109,43 @@ def _format_row(row: SweepRow) -> str:
 
 
 def _kernel_tables(row: SweepRow) -> list[str]:
-    """Return the kernels of a profiled step by class, and the longest ones."""
-    kernels = [KernelTotal(**kernel) for kernel in _result(row).get("kernels", [])]
-    if not kernels:
+    """Return the kernels of a profiled step by class, with the bytes that were counted, and the longest ones."""
+    result = _result(row)
+    kernels = [KernelTotal(**kernel) for kernel in result.get("kernels", [])]
+    sizes: dict[str, float] = result.get("counted_bytes", {})
+    total_bytes = sum(sizes.values()) or result.get("compiled_bytes", 0)
+    if not kernels and not total_bytes:
         return []
-    classes, chip = combine_totals(kernels), find_gpu_chip(_result(row)["device"])
+    classes, chip = combine_totals(kernels), find_gpu_chip(result["device"])
     bandwidth = chip.memory_bandwidth if chip else 0.0
-    busy, step = sum(total.seconds for total in classes), _result(row)["step_median_seconds"]
+    busy, step = sum(total.seconds for total in classes), result["step_median_seconds"]
+    lines = ["", f"## Kernels of a step: {row.name}", ""]
+    if kernels:
+        lines.append(f"Kernels take {busy * 1e3:.1f} ms of a step's {step * 1e3:.1f} ms.")
+    if total_bytes:
+        lines += _counted_sentences(total_bytes, bandwidth, is_compiled=not sizes)
+    if sizes:
+        classes = add_counted_bytes(classes, sizes, by=operator_class)
+        own = {name: size for name, size in sizes.items() if "::" not in name}
+        names = {kernel.name for kernel in kernels}
+        kernels = add_counted_bytes(kernels, {name: own[name] for name in own if name in names}, by=str)
+    options: dict[str, Any] = {"bandwidth": bandwidth, "is_counted": bool(sizes)}
+    if classes:
+        lines += ["", *format_totals(classes, **options)]
+    if kernels:
+        shortened = [_shortened(kernel) for kernel in kernels]
+        lines += ["", *format_totals(shortened, title="longest kernels", longest=LONGEST_KERNELS, **options)]
+    return lines
+
+
+def _counted_sentences(size: float, bandwidth: float, *, is_compiled: bool) -> list[str]:
+    """Return where the count of bytes is from, and the least time that they take."""
+    least = f", at least {size / bandwidth / 1e6:.1f} ms at {bandwidth:,.0f} GB/s" if bandwidth else ""
+    if is_compiled:
+        return [f"Inductor counts {size / 1e9:.1f} GB for forward and backward{least}."]
     return [
-        *("", f"## Kernels of a step: {row.name}", ""),
-        f"Kernels take {busy * 1e3:.1f} ms of a step's {step * 1e3:.1f} ms.",
-        *("", *format_totals(classes, bandwidth=bandwidth), ""),
-        *format_totals(
-            [_shortened(kernel) for kernel in kernels],
-            title="longest kernels",
-            longest=LONGEST_KERNELS,
-            bandwidth=bandwidth,
-        ),
+        f"It moves {size / 1e9:.1f} GB{least}. Bytes are counted from the tensors of an ordinary step's operators and",
+        "kernels (ncu measures them); kernels in which cuDNN changes a layout have none.",
     ]
 
 

@@ -118,7 +118,7 @@ def train(
     parts: Annotated[int, typer.Option(help="Further steps measured part by part.", min=1)] = 5,
     time_limit: Annotated[float, typer.Option(help="Time limit of one variant, seconds.", min=10)] = 300.0,
     budget: Annotated[float, typer.Option(help="Time limit of all variants, seconds.", min=10)] = 86400.0,
-    profile: Annotated[bool, typer.Option("--profile", help="Also list a step's kernels by class (GPU).")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also list a step's kernels and bytes by class.")] = False,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json; created if missing.")
     ] = Path(),

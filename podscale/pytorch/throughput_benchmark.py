@@ -4,7 +4,8 @@
 
 JOB holds the document (`config`), the location of a shard set, `timeout_seconds`, and numbers of steps: `warmup`,
 `steps` (timed together, without waiting between them) and `parts` (timed phase by phase, eagerly). With `profile`, the
-kernels of further steps are listed by name. Rank 0 writes RESULT; a rank that fails writes its error to RESULT.<rank>.
+kernels of further steps are listed by name, and the bytes of one are counted. Rank 0 writes RESULT; a rank that fails
+writes its error to RESULT.<rank>.
 """
 
 import json
@@ -13,8 +14,9 @@ import resource
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.pytorch.all_reduce.auto import resolve_all_reduce
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.kernel_choice import resolve_fused_kernels
+from podscale.pytorch.memory_traffic import compiled_bytes, count_compiled_graphs, count_traffic
 from podscale.pytorch.stored_choice import StoredChoice
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.trainer import PyTorchTrainer, build_trainer
@@ -70,6 +73,8 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     config = RunConfig.model_validate(job["config"])
     if threads := env.read_number(env.OMP_NUM_THREADS):
         torch.set_num_threads(threads)
+    if config.train.compile != "off":
+        count_compiled_graphs()  # also without `profile`, because the compiler's cache keeps the count
     shard_set, run = open_shard_set(job["shard_set"], config), RunDirectory.for_config(config).create()
     checkpoints = open_checkpoint_store(config, run, shard_set)
     ranks = run.path / "ranks"
@@ -90,8 +95,8 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
 def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: int, *, profile: bool) -> dict[str, Any]:
     world, config = trainer.world, trainer.config
     host = DeviceTimer(on_gpu=False)
-    profiled = PROFILED_STEPS if profile else 0
-    batches = trainer.loader.batches(0, warmup + steps + profiled + parts)
+    profiled, counted = (PROFILED_STEPS, 1) if profile else (0, 0)
+    batches = trainer.loader.batches(0, warmup + steps + profiled + parts + counted)
     train_steps = _train_steps(trainer, batches, host.time_part)
     trainer.step.seek(0)
     begin = time.perf_counter()
@@ -125,11 +130,12 @@ def _measure_trainer(trainer: PyTorchTrainer, warmup: int, steps: int, parts: in
         "first_step_seconds": first_seconds,
         "host_seconds": host_seconds,
         "kernels": kernels,
-        "part_seconds": _measure_parts(trainer, batches, parts),
+        "part_seconds": _measure_parts(trainer, islice(batches, parts), parts),
         "memory_bytes": _peak_memory_bytes(world),
         "training_flops_per_image": trainer.spec.training_flops(config.input.image_size),
         "bad_records": trainer.loader.bad_records,
         "choices": trainer.training_logger.choices,
+        **(_count_bytes(trainer, batches) if profile else {}),
     }
 
 
@@ -158,6 +164,26 @@ def _profile_kernels(train_steps: Iterator[None], world: World) -> list[dict[str
         {"name": name, "launches": len(seconds) / steps, "seconds": sum(seconds) / steps}
         for name, seconds in sorted(kernels.items(), key=lambda item: -sum(item[1]))
     ]
+
+
+def _count_bytes(trainer: PyTorchTrainer, batches: Iterator[Any]) -> dict[str, Any]:
+    """Return `counted_bytes` of an ordinary step by operator and kernel, or `compiled_bytes`, inductor's count.
+
+    A compiled step is not counted by operator, because it would run without the compiler then.
+    """
+    if trainer.config.train.compile != "off":
+        return {"compiled_bytes": compiled_bytes()}
+    step = trainer.step.eager if isinstance(trainer.step, CudaGraphStep) else trainer.step
+    untimed = DeviceTimer(on_gpu=False).time_part
+    batch = next(trainer.prefetcher(batches, untimed))
+    try:
+        with count_traffic(trainer.world.device.type) as sizes:
+            step(batch, untimed)
+        _synchronize(trainer.world)
+    except Exception:  # the row was measured: it must not be lost
+        traceback.print_exc()
+        return {}
+    return {"counted_bytes": dict(sizes.most_common())}
 
 
 def _train_steps(trainer: PyTorchTrainer, batches: Iterator[Any], phase: PhaseTimer) -> Iterator[None]:

@@ -7,10 +7,9 @@ stream follows a call when its `wait` is called, which torch does itself in sync
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from math import prod
 from typing import Any
 from unittest import mock
 
@@ -23,6 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from podscale.pytorch.memory_traffic import (
+    bind_arguments,
+    new_tensors,
+    operator_bytes,
+    touches_no_memory,
+    written_arguments,
+)
 from tests.paper_gpu.timeline import Access, Clock, Memory, Stream, Timeline, on_device
 
 WAITING_OPERATORS = (
@@ -50,17 +56,6 @@ COLLECTIVE_WRITES = {
     "c10d::send": None,
 }
 """Argument that a collective writes; it reads all tensors."""
-READS = {
-    "aten::native_batch_norm": {"input": 2},
-    "aten::native_batch_norm_backward": {"grad_out": 2, "input": 2},
-    "aten::max_pool2d_with_indices_backward": {"self": 0},
-    "aten::copy_": {"self": 0},
-    "aten::fill_": {"self": 0},
-    "aten::zero_": {"self": 0},
-    "aten::_foreach_copy_": {"self": 0},
-    "aten::_foreach_zero_": {"self": 0},
-}
-"""Times that an operator reads an argument, if that is not once."""
 ROOTS_AND_PEERS = ("root_rank", "src", "dst")
 """Arguments with a rank of the collective's group."""
 
@@ -199,7 +194,7 @@ class Watch(TorchDispatchMode):
             gpu.pin(result)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(on_device(t) or gpu.is_pinned(t) for t in (*tensors, *outputs)):
-            end = self._run(func._schema, _bind(func._schema, args, kwargs), tensors, outputs)
+            end = self._run(func._schema, bind_arguments(func._schema, args, kwargs), tensors, outputs)
             if blocks:
                 gpu.timeline.wait_on_host(end)
             if name.startswith("c10d::"):
@@ -230,18 +225,17 @@ class Watch(TorchDispatchMode):
         """Record the accesses of an operator or a collective. Returns what is over when it is."""
         gpu, name, call = self.gpu, schema.name, where()
         stream: Stream = gpu.stream.number
-        known = {tensor.untyped_storage()._cdata for tensor in tensors}
-        allocated = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in known]
+        allocated = new_tensors(tensors, outputs)
         for tensor in allocated:
             gpu.memory.allocate(tensor, stream, call)
         if name.startswith("c10d::"):
             stream, written = self._start_collective(name, arguments, tensors[0]), {COLLECTIVE_WRITES[name]}
-        elif _touches_no_memory(schema):
+        elif touches_no_memory(schema):
             return gpu.timeline.record(stream)
         else:
-            written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+            written = written_arguments(schema)
         gpu.operators[name] += 1
-        gpu.bytes[gpu.phase][name] += _moved_bytes(schema, arguments, written, allocated)
+        gpu.bytes[gpu.phase][name] += operator_bytes(schema, arguments, written, allocated)
         access = Access(stream, gpu.timeline.launch(stream), name, call)
         for argument, value in arguments.items():
             for tensor in tree_leaves(value):
@@ -264,38 +258,6 @@ class Watch(TorchDispatchMode):
         stream = f"nccl {group_name}"
         gpu.timeline.wait(stream, gpu.timeline.record(gpu.stream.number))
         return stream
-
-
-def _moved_bytes(
-    schema: Any, arguments: dict[str, Any], written: Collection[str | None], allocated: list[Tensor]
-) -> int:
-    """Return the bytes of the device's memory that an operator reads and writes."""
-    reads = READS.get(schema.name, {})
-    if schema.name == "aten::convolution_backward":  # the gradient of each argument is a kernel of its own
-        reads = {"grad_output": len(allocated)}
-    outputs = {argument.name for argument in schema.arguments if argument.is_out}
-    total = sum(size_in_bytes(tensor) for tensor in allocated if on_device(tensor))
-    for argument, value in arguments.items():
-        passes = reads.get(argument, argument not in outputs) + (argument in written)
-        total += passes * sum(size_in_bytes(tensor) for tensor in tree_leaves(value) if on_device(tensor))
-    return total
-
-
-def size_in_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements in memory: those of an expanded dimension count once."""
-    sides = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
-    return tensor.element_size() * prod(sides)
-
-
-def _bind(schema: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the arguments of a call by their names in the schema."""
-    return dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-
-
-def _touches_no_memory(schema: Any) -> bool:
-    """Return True if an operator returns a view, or memory that it does not write."""
-    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    return is_view or schema.name.split("::")[1].startswith(("empty", "new_empty", "detach"))
 
 
 def _scalar_like(tensor: Tensor) -> bool | int | float:

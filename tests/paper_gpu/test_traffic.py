@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -70,11 +71,21 @@ def gigabytes(report: dict[str, Any], phase: str = "forward_backward") -> dict[s
     return {name: size / 1e9 for name, size in report["bytes"][phase].items()}
 
 
+def check_profile(report: dict[str, Any]) -> None:
+    """Check the count of `podscale bench train --profile`: all operators and kernels of the step, no collectives."""
+    everything: Counter[str] = Counter()
+    for sizes in report["bytes"].values():
+        everything.update(sizes)
+    moved = {name: size for name, size in everything.items() if size and not name.startswith("c10d::")}
+    assert report["counted"] == moved, report["error"]
+
+
 def count_step(session: Any, option: str, *, descriptors: bool = False, **case: Any) -> dict[str, float]:
     """Return the traffic of forward and backward of 408 images, and check how the kernels load their tiles."""
     train = {"global_batch": 408, "fused_kernels": option}
-    report = session.run(**RESNET, **case, descriptors=descriptors, train=train)
+    report = session.run(**RESNET, **case, descriptors=descriptors, counts=True, train=train)
     assert report["descriptors"] is descriptors
+    check_profile(report)
     return gigabytes(report)
 
 
@@ -95,6 +106,12 @@ def test_each_part_of_a_kernel_saves_its_bytes(session: Any, part: str, saved: f
     """Moments in the convolution; sums in its data gradient; activation, and a block's sum, of its input."""
     without, fused = count_step(session, "gemm", without=part), count_step(session, "gemm")
     assert sum(without.values()) - sum(fused.values()) == pytest.approx(saved, abs=0.05), without
+
+
+def test_a_profile_counts_the_same_bytes(session: Any) -> None:
+    report = session.run(steps=1, counts=True, train={"global_batch": 2})
+    check_profile(report)
+    assert report["counted"]["_momentum_kernel"] > 0
 
 
 @pytest.mark.usefixtures("whole_matrix")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from podscale import models
 from podscale.config import RunConfig
@@ -24,11 +23,12 @@ from podscale.pytorch import comm_queue, evaluator, trainer, world
 from podscale.pytorch.batch_norm import fused_kernels, fused_pool_kernels, gemm_calls, gemm_check, gemm_kernels
 from podscale.pytorch.cuda_graph import WARM_UP_STEPS, CudaGraphStep
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
+from podscale.pytorch.memory_traffic import KERNELS, count_traffic, kernel_bytes, kernel_tensors
 from podscale.pytorch.optim import fused_momentum
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, as_array, build_ema
 from podscale.training.run_progress import RunProgress
-from tests.paper_gpu.device import PaperGpu, paper_gpu, size_in_bytes, where
+from tests.paper_gpu.device import PaperGpu, paper_gpu, where
 from tests.paper_gpu.graph import paper_graphs
 from tests.paper_gpu.mutants import MUTANTS, MUTANTS_OF_EVALUATION
 from tests.paper_gpu.timeline import Access, on_device
@@ -68,7 +68,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         case: options by name: `ranks`, `rank`, `ranks_per_node`, `model`, `image_size`, `train`, `steps`, `evaluate`,
-            `descriptors`, `mutant`, and `without`, a kernel that does not run.
+            `descriptors`, `mutant`, `counts`, and `without`, a kernel that does not run.
     """
     ranks, rank = case.get("ranks", 1), case.get("rank", 0)
     local_size = min(ranks, case.get("ranks_per_node", RANKS_PER_NODE))
@@ -89,7 +89,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         run, error = _Run(config, here, gpu), ""
         evaluates = "steps" not in case and ("mutant" not in case or case["mutant"] in MUTANTS_OF_EVALUATION)
         try:
-            run.train(case.get("steps", GRAPH_STEPS if config.train.cuda_graph else STEPS))
+            run.train(case.get("steps", GRAPH_STEPS if config.train.cuda_graph else STEPS), counts="counts" in case)
             if case.get("evaluate", evaluates):
                 run.evaluate()
         except Exception:
@@ -104,6 +104,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             "not_channels_last": strided + run.strided_activations if config.train.channels_last else [],
             "operators": sum(run.operators.values()),
             "bytes": run.bytes,
+            "counted": run.counted,
             "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
             "descriptors": gemm_calls.use_descriptors,
             "counts": dict(run.operators.most_common()),
@@ -167,6 +168,7 @@ class _Run:
         self.strided_activations: list[str] = []
         self.operators: Counter[str] = Counter()
         self.bytes: dict[str, Counter[str]] = {}
+        self.counted: dict[str, int] = {}
         self.host_waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         if config.train.channels_last:
@@ -181,8 +183,11 @@ class _Run:
 
         return check
 
-    def train(self, steps: int) -> None:
-        """Train; only what the steps do is recorded, and the operators of the last step alone."""
+    def train(self, steps: int, *, counts: bool = False) -> None:
+        """Train; only what the steps do is recorded, and the operators of the last step alone.
+
+        `counts`: a profile's count of bytes runs too.
+        """
         gpu, size = self.gpu, self.config.input.image_size
         images = self._images
         session = self._session()
@@ -192,7 +197,8 @@ class _Run:
             gpu.capturing = not self.config.train.cuda_graph and 1 < gpu.step == steps
             gpu.operators.clear()
             gpu.bytes.clear()
-            trainer.PyTorchTrainer.train_step(session, batch)
+            with count_traffic() if counts else nullcontext({}) as self.counted:
+                trainer.PyTorchTrainer.train_step(session, batch)
             gpu.capturing = False
         self.operators, self.host_waits = Counter(gpu.operators), Counter(gpu.host_waits)
         self.bytes = {phase: Counter(sizes) for phase, sizes in gpu.bytes.items()}
@@ -287,17 +293,13 @@ class PaperKernel:
 
     def _launch(self, *arguments: Any, **options: Any) -> None:
         gpu = self._gpu
-        matrices = (a.base if isinstance(a, TensorDescriptor) else a for a in arguments)
-        tensors = [(n, a) for n, a in enumerate(matrices) if isinstance(a, Tensor)]
+        tensors = kernel_tensors(arguments).items()
         gpu.mixed += [f"{self._name}: argument {n} at {where()}" for n, tensor in tensors if not on_device(tensor)]
         gpu.operators[self._name] += 1
         access = Access(gpu.stream.number, gpu.timeline.launch(gpu.stream.number), self._name, where())
         for position, tensor in tensors:
             gpu.memory.use(tensor, access, writes=position in self._writes)
-        # An argument that a kernel does not use is another one again.
-        distinct = {(tensor.untyped_storage()._cdata, tensor.storage_offset()): tensor for _, tensor in tensors}
-        updated = (tensor for position, tensor in tensors if position in self._updates)
-        gpu.bytes[gpu.phase][self._name] += sum(map(size_in_bytes, (*distinct.values(), *updated)))
+        gpu.bytes[gpu.phase][self._name] += kernel_bytes(arguments, self._updates)
 
 
 KERNEL_OUTPUTS = {
@@ -319,8 +321,6 @@ KERNEL_OUTPUTS = {
     (gemm_kernels, "_gemm_add_splits_kernel"): (1,),
 }
 """Positions of the tensors that each Triton kernel writes."""
-KERNEL_UPDATES = {(fused_momentum, "_momentum_kernel"): (0, 2), (fused_kernels, "_finish_moments_kernel"): (4, 5)}
-"""Positions of the tensors that a kernel also reads before it writes them."""
 
 
 @contextmanager
@@ -329,7 +329,7 @@ def _paper_kernels(gpu: PaperGpu, *, by_descriptors: bool) -> Iterator[None]:
     times = gemm_check.LoadComparison(False, 1.0, 0.5 if by_descriptors else 2.0)
     with ExitStack() as stack:
         for (module, name), writes in KERNEL_OUTPUTS.items():
-            kernel = PaperKernel(gpu, name, writes, KERNEL_UPDATES.get((module, name), ()))
+            kernel = PaperKernel(gpu, name, writes, KERNELS[module.__name__, name])
             stack.enter_context(mock.patch.object(module, name, kernel))
         stack.enter_context(mock.patch.object(gemm_check, "largest_error", return_value=0.0))  # values are needed
         stack.enter_context(mock.patch.object(gemm_check, "compare_loads", return_value=times))

@@ -1,5 +1,6 @@
 """tools/gpu_session.sh: its packages suffice beside torch; its tests keep their results when cut off, and continue."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from podscale.util import host_info
-from tools import gpu_session_checks
+from tools import gpu_session_checks, gpu_session_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "gpu_session.sh"
@@ -200,6 +201,19 @@ def test_results_are_kept_and_a_session_continues(tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "gpu-tests").iterdir()) == ["test_a.txt", "test_b.txt", "test_c.txt"]
 
 
+def test_the_stage_that_fails_is_named(tmp_path: Path) -> None:
+    """No stage follows it; the other engine goes on."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho $3\ncase "$3 $*" in train*engine=jax) exit 7;; esac\n', "utf-8")
+    python.chmod(0o755)
+    (function,) = re.findall(r"^runs\(\) \{.*?^\}", SCRIPT.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    settings = f"set -u; OUT={tmp_path} TMPDIR={tmp_path} PYTHON={python}"
+    subprocess.run(["bash", "-c", "\n".join([settings, function, "runs 60"])], check=True, timeout=100)
+    failed = ["shard", "train", "podscale train: exit code 7 (jax; 124 at the limit of 60 s)"]
+    assert (tmp_path / "gpu-run-jax.txt").read_text("utf-8").splitlines() == failed
+    assert (tmp_path / "gpu-run-pytorch.txt").read_text("utf-8").split() == ["shard", "train", "evaluate", "report"]
+
+
 def checks(python: Path | str, *packages: str, path: str = "") -> subprocess.CompletedProcess[str]:
     command = [str(python), str(ROOT / "tools" / "gpu_session_checks.py"), "/tmp", *packages]
     return subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, check=False)
@@ -209,11 +223,14 @@ def test_what_a_bare_interpreter_misses_is_printed_and_nothing_starts(tmp_path: 
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     done = checks(tmp_path / "bare" / "bin" / "python", "typer", "numpy")
     assert done.returncode == 2
+    assert re.match(r"versions: Python 3[.\d]+\n", done.stdout)
     for text in (
         "MISSING  torch and torchvision: not installed in ",
         "MISSING  packages: not installed: typer numpy. Set WHEELS to a folder",
         "note  gcc: no C compiler on the path. Install gcc and python3-dev (Debian)",
         "MISSING  driver: ",
+        "note  jax: not installed. Install jax[cuda13]",
+        "note  ncu: not on the path. Install NVIDIA Nsight Compute",
     ):
         assert text in done.stdout
     environment = {**os.environ, "PYTHON": str(tmp_path / "bare" / "bin" / "python"), "OUT": str(tmp_path / "out")}
@@ -243,7 +260,7 @@ def test_the_driver_and_the_memory_of_each_gpu_are_looked_at(
     assert done.returncode == returncode, done.stdout + done.stderr
     assert found in done.stdout
     if not found:
-        assert not re.search(r"driver|GPU memory|gcc|packages|torch", done.stdout)
+        assert not re.search(r"^(note|MISSING).*(driver|GPU memory|gcc|packages|torch)", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -282,3 +299,46 @@ def test_a_hanging_nvidia_smi_is_a_missing_driver(tmp_path: Path, monkeypatch: p
     (problem,) = (found for found in gpu_session_checks.find_problems(tmp_path, []) if found.name == "driver")
     assert problem.fatal
     assert "nvidia-smi" in problem.problem
+
+
+def test_a_page_has_what_a_session_found_and_no_place_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    (out / "gpu-tests").mkdir(parents=True)
+    (out / "gpu-inductor").mkdir()
+    monkeypatch.setenv("PYTHON", f"{tmp_path}/bare/python")
+    files = {
+        "gpu-checks.txt": f"versions: Python 3.12.1\nMISSING  torch: not installed in {tmp_path}/bare/python\n",
+        "gpu-doctor.txt": f"ok       system   Linux-6\nok       gloo     in {out}/here\n",
+        "gpu-tests/test_a.txt": "2 skipped, 1 passed in 0.50s\nNot run: 2 tests. They need a GPU 2 (make bench-gpu).\n",
+        "gpu-tests/test_b.cut.txt": "....\n",
+        "gpu-run-jax.txt": f"one line\npodscale: no jax in {out}/runs\npodscale train: exit code 2\n",
+        "gpu-inductor/kernel.py": "",
+        "train-cpu.json": json.dumps(
+            [
+                {"name": "bf16", "found": {"images_per_second": 1234.5}, "reason": "", "seconds": 9.6},
+                {"name": "graph", "found": None, "reason": "no CUDA | device", "seconds": 3.0},
+            ]
+        ),
+    }
+    for name, text in files.items():
+        (out / name).write_text(text, "utf-8")
+    gpu_session_page.write_page(out, tmp_path / "page.md", "make bench-gpu REHEARSE=1", "Here.")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert str(tmp_path) not in page
+    for line in (
+        "Command: `make bench-gpu REHEARSE=1`  ",
+        "Here.",
+        "MISSING  torch: not installed in PYTHON",
+        "ok       gloo     in OUT/here",
+        "| `test_a.txt` | 2 skipped, 1 passed in 0.50s | 2 tests. They need a GPU 2 (make bench-gpu). |",
+        "| `test_b.cut.txt` | no summary |  |",
+        "| jax | podscale: no jax in OUT/runs; podscale train: exit code 2 |",
+        "| bf16 | 10 | 1,234.5 images/s |",
+        "| graph | 3 | no CUDA / device |",
+        "| `gpu-tests/test_b.cut.txt` | 5 |",
+    ):
+        assert line in page.splitlines()
+    assert "Linux-6" not in page
+    assert "kernel.py" not in page

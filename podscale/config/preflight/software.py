@@ -50,6 +50,8 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
     """Yield missing software and TPUs; without libtpu, JAX would train on the CPU without a warning."""
     advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
+        if host_info.visible_gpus() and not host_info.tpu_chips():
+            advice = _install_hint("Run `pip install 'podscale[jax-cuda]'`", "podscale-gpu-jax")
         yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
     elif _lacks_cuda_plugin():
         problem = "JAX does not find the GPUs of this machine without its plugin for CUDA, which is not installed"

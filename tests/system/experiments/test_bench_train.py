@@ -33,7 +33,7 @@ def measure(variants: list[BenchVariant], rows_file: Path, **settings: float) ->
 
 
 def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) -> None:
-    options = ["--warmup", "5", "--steps", "3", "--parts", "2", "--out", str(tmp_path)]
+    options = ["--warmup", "5", "--steps", "3", "--parts", "2", "--profile", "--out", str(tmp_path)]
     vary = ["--vary", "train.cuda_graph=true,false", "--vary", "batch=4"]
     command = [sys.executable, "-m", "podscale", "bench", "train", *set_options(*TINY), *vary, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
@@ -55,6 +55,9 @@ def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) 
     assert set(parts) == {"forward", "backward", "allreduce_wait", "optimizer"}
     assert parts["forward"] > 0
     assert sum(parts.values()) < 20 * measured["step_seconds"]
+    assert measured["kernels"] == []  # there is no GPU
+    assert {"aten::convolution", "aten::convolution_backward", "aten::copy_"} <= measured["counted_bytes"].keys()
+    assert "| convolutions and matrix products |  |  |  |" in text
     assert measured["training_flops_per_image"] > 0
 
 

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from podscale.bench import kernel_classes
-from podscale.bench.kernel_classes import KernelTotal, combine_totals, format_totals, kernel_class, read_ncu_table
+from podscale.bench.kernel_classes import (
+    KernelTotal,
+    add_counted_bytes,
+    combine_totals,
+    format_totals,
+    kernel_class,
+    operator_class,
+    read_ncu_table,
+)
 from podscale.bench.sweep import SweepRow
 from podscale.bench.train_report import LONGEST_KERNELS, format_report
 from tests.support.refusals import refused
@@ -40,6 +48,44 @@ from tests.support.refusals import refused
 )
 def test_a_kernel_has_a_class(name: str, expected: str) -> None:
     assert kernel_class(name).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::convolution_backward", "convolutions"),
+        ("aten::addmm", "convolutions"),
+        ("aten::native_batch_norm", "batch norm"),
+        ("aten::batch_norm_backward_elemt", "batch norm"),
+        ("aten::max_pool2d_with_indices_backward", "pooling"),
+        ("aten::_foreach_mul_", "optimizer"),
+        ("aten::_to_copy", "copies"),
+        ("aten::copy_", "copies"),
+        ("aten::zero_", "copies"),
+        ("aten::add_", "element-wise"),
+        ("aten::threshold_backward", "element-wise"),
+        ("aten::_log_softmax", "element-wise"),
+        ("aten::commit", "element-wise"),
+        ("_gemm_forward_kernel", "convolutions"),
+        ("_pool_kernel", "pooling"),
+    ],
+)
+def test_an_operator_has_the_class_of_its_kernels(name: str, expected: str) -> None:
+    assert operator_class(name).startswith(expected)
+
+
+def test_counted_bytes_are_added_to_their_class() -> None:
+    classes = [KernelTotal("batch norm", 2, 0.002), KernelTotal("other", 1, 0.001)]
+    sizes = {"aten::native_batch_norm": 1e9, "_moments_kernel": 2e9, "aten::copy_": 5e8, "aten::clone": 1e8}
+    counted = add_counted_bytes(classes, sizes, by=operator_class)
+    assert [(total.name, total.bytes) for total in counted] == [("batch norm", 3e9), ("other", None), ("copies", 6e8)]
+    lines = format_totals(counted, bandwidth=3000.0, is_counted=True)
+    assert lines[0] == "| class | launches | ms | share | GB (counted) | GB/s | of the bandwidth |"
+    assert lines[2:] == [
+        "| batch norm | 2 | 2.00 | 66.7% | 3.00 | 1,500 | 50% |",
+        "| other | 1 | 1.00 | 33.3% |  |  |  |",
+        "| copies |  |  |  | 0.60 |  |  |",
+    ]
 
 
 def test_totals_add_up_and_the_longest_comes_first() -> None:
@@ -116,27 +162,72 @@ def test_a_file_without_table_is_an_error(tmp_path: Path) -> None:
         read_ncu_table(path)
 
 
-def test_the_report_has_the_kernels_of_a_profiled_row() -> None:
-    found = {
-        "device": "NVIDIA H200",
-        "versions": {},
-        "ranks": 1,
-        "batch": 256,
-        "images_per_second": 6865.0,
-        "step_median_seconds": 0.010,
-        "step_p95_seconds": 0.010,
-        "first_step_seconds": 1.0,
-        "host_seconds": {},
-        "part_seconds": {},
-        "memory_bytes": 1,
-        "training_flops_per_image": 1,
-        "kernels": [{"name": "nvjet_" + "a" * 200, "launches": 3.0, "seconds": 0.002, "bytes": 4.8e9}]
-        + [{"name": f"nvjet_{n}", "launches": 1.0, "seconds": 0.002 / LONGEST_KERNELS} for n in range(LONGEST_KERNELS)],
-    }
+MEASURED = {
+    "device": "NVIDIA H200",
+    "versions": {},
+    "ranks": 1,
+    "batch": 256,
+    "images_per_second": 6865.0,
+    "step_median_seconds": 0.010,
+    "step_p95_seconds": 0.010,
+    "first_step_seconds": 1.0,
+    "host_seconds": {},
+    "part_seconds": {},
+    "memory_bytes": 1,
+    "training_flops_per_image": 1,
+}
+
+
+def report(**found: object) -> list[str]:
     key = {"images": "synthetic", "options": {"train.precision": "bf16"}}
-    lines = format_report("podscale bench train", [SweepRow("bf16", key, found)])
+    return format_report("podscale bench train", [SweepRow("bf16", key, {**MEASURED, **found})])
+
+
+def test_the_report_has_the_kernels_of_a_profiled_row() -> None:
+    kernels = [{"name": "nvjet_" + "a" * 200, "launches": 3.0, "seconds": 0.002, "bytes": 4.8e9}]
+    kernels += [
+        {"name": f"nvjet_{n}", "launches": 1.0, "seconds": 2e-3 / LONGEST_KERNELS} for n in range(LONGEST_KERNELS)
+    ]
+    lines = report(kernels=kernels)
     assert any("4.0 ms" in line and "10.0 ms" in line for line in lines)
     assert "| convolutions and matrix products | 28 | 4.00 | 100.0% | 4.80 | 1,200 | 25% |" in lines
     assert any(line.endswith("…` | 3 | 2.00 | 50.0% | 4.80 | 2,400 | 50% |") for line in lines)
     assert sum(line.startswith("| `nvjet_") for line in lines) == LONGEST_KERNELS
     assert max(map(len, lines)) < 300
+
+
+COUNTED = {"aten::convolution": 4.8e9, "_moments_kernel": 2.4e9, "_norms_kernel": 1e8, "aten::add_": 1e8}
+
+
+def test_the_report_has_the_bytes_that_were_counted() -> None:
+    """By class, and of our own kernels, which have the same names on the device."""
+    kernels = [
+        {"name": "nvjet_a", "launches": 3.0, "seconds": 0.002},
+        {"name": "_moments_kernel", "launches": 2.0, "seconds": 0.001},
+    ]
+    lines = report(kernels=kernels, counted_bytes=COUNTED)
+    text = "\n".join(lines)
+    assert "7.4 GB, at least 1.5 ms at 4,800 GB/s" in text
+    assert "ncu measures" in text
+    assert "| convolutions and matrix products | 3 | 2.00 | 66.7% | 4.80 | 2,400 | 50% |" in lines
+    assert "| batch norm | 2 | 1.00 | 33.3% | 2.40 | 2,400 | 50% |" in lines
+    assert "| optimizer |  |  |  | 0.10 |  |  |" in lines
+    assert "| `_moments_kernel` | 2 | 1.00 | 33.3% | 2.40 | 2,400 | 50% |" in lines
+    assert "| `nvjet_a` | 3 | 2.00 | 66.7% |  |  |  |" in lines
+    assert "| `_norms_kernel`" not in text
+
+
+def test_the_report_has_inductors_count_of_a_compiled_row() -> None:
+    kernels = [{"name": "triton_poi_fused_add_1", "launches": 1.0, "seconds": 0.002}]
+    lines = report(kernels=kernels, compiled_bytes=154.65e9)
+    assert "Inductor counts 154.7 GB for forward and backward, at least 32.2 ms at 4,800 GB/s." in lines
+    assert "| compiled element-wise | 1 | 2.00 | 100.0% |" in lines
+    assert not any("Inductor" in line for line in report(kernels=kernels, compiled_bytes=0))
+
+
+def test_a_count_without_kernels_is_a_table_of_bytes() -> None:
+    """On a CPU, whose kernels have no times."""
+    lines = report(device="a CPU", kernels=[], counted_bytes=COUNTED)
+    assert "| convolutions and matrix products |  |  |  | 4.80 |  |" in lines
+    assert any(line.startswith("It moves 7.4 GB.") for line in lines)
+    assert not any("longest" in line for line in lines)

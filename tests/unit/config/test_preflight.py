@@ -429,6 +429,9 @@ def test_jax_needs_its_plugin_on_a_machine_with_gpus(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "find_spec", lambda name: name if name in there else None)
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
     assert "CUDA" in only(config).problem
+    there.clear()
+    assert "`pip install 'podscale[jax-cuda]'`" in only(config).hint
+    there.add("jax")
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
     assert images_in(only(config).hint) == ["podscale-tpu", "podscale-gpu-jax"]
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
