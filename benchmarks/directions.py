@@ -360,21 +360,24 @@ def later_values(rows: Rows, value: str) -> list[float]:
     return [found for row in rows[len(rows) // 10 :] if (found := row.get(value)) is not None]
 
 
+def points_of(picture: Picture, rows: Rows) -> list[tuple[float, float]]:
+    """Return the summaries of a picture's value over some steps each, and the steps in their middle."""
+    lowest, highest = picture.limits
+    found = [(step, number) for step, row in enumerate(rows) if (number := row.get(picture.value)) is not None]
+    windows = [found[start : start + picture.steps] for start in range(0, len(found), max(1, picture.steps // 3))]
+    return [
+        (
+            statistics.median(step for step, _ in window),
+            min(highest, max(lowest, picture.summary([number for _, number in window]))),
+        )
+        for window in windows
+    ]
+
+
 def draw(picture: Picture, series: Mapping[str, Rows]) -> str:
     """Draw a picture as an SVG file."""
-    lines, (lowest, highest) = [], picture.limits
-    for colour, (name, rows) in enumerate(series.items(), start=1):
-        found = [(step, number) for step, row in enumerate(rows) if (number := row.get(picture.value)) is not None]
-        starts = range(0, len(found), max(1, picture.steps // 3))
-        windows = [found[start : start + picture.steps] for start in starts]
-        points = [
-            (statistics.median(step for step, _ in window), picture.summary([number for _, number in window]))
-            for window in windows
-        ]
-        if points:
-            lines.append(
-                LineSeries(name, [(step, min(highest, max(lowest, number))) for step, number in points], colour)
-            )
+    points = {name: points_of(picture, rows) for name, rows in series.items()}
+    lines = [LineSeries(name, found, colour) for colour, (name, found) in enumerate(points.items(), start=1) if found]
     return line_chart_svg(picture.title, lines, x=XAxis("step"), y=YAxis(picture.label))
 
 
