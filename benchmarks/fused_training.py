@@ -33,12 +33,15 @@ from podscale.report.charts.lines import LineSeries, XAxis, YAxis
 from podscale.report.charts.standalone import line_chart_svg
 from podscale.stages import local
 from podscale.training.schedules import image_phases
-from tests.support.gemm_training import BLOCKS, DISTURBANCE, MOMENTUM
 
 PACKAGES = ("torch", "triton", "numpy")
 DOCUMENT = ROOT / "pipelines" / "studies" / "base" / "imagenette32.yaml"
 SETTINGS = ("model.name=resnet50", "model.width=16", "train.global_batch=16", "input.decoded_cache_bytes=0")
 SMALL = ("model.width=4", "input.image_size=16", "train.global_batch=4", "model.stem=small")
+BLOCKS = (1, 2, 2, 1)
+"""Blocks of the stages, of the 16 that ResNet-50 has: with strides, projections and plain shortcuts."""
+DISTURBANCE = 1e-7
+"""Change of a pixel over its value, as its standard deviation: about the rounding of fp32."""
 LEARNING_RATE = 0.005
 """Low enough for a smooth course: at 0.05 all trainings part by whole nats, whatever their first difference."""
 WINDOW = 20
@@ -109,6 +112,8 @@ def write_training(config: RunConfig, steps: int, file: Path) -> Path:
         model=config.model.model_dump_json(),
         classes=len(shard_set.classes),
         learning_rate=LEARNING_RATE,
+        blocks=BLOCKS,
+        disturbance=DISTURBANCE,
     )
     return file
 
@@ -127,9 +132,9 @@ def write_page(folder: Path, page: list[str], config: RunConfig, losses: Mapping
     shown = sorted({step for step in (1, 2, 5, 10, 20, 50, 100) if step <= steps} | {steps})
     page = [
         *page,
-        f"{config.model.name} with {', '.join(map(str, BLOCKS[config.model.name][1]))} blocks, width "
+        f"{config.model.name} with {', '.join(map(str, BLOCKS))} blocks, width "
         f"{config.model.width}, {config.input.image_size} px, {config.train.global_batch} images a step, SGD at a rate "
-        f"of {LEARNING_RATE:g} with momentum {MOMENTUM}.",
+        f"of {LEARNING_RATE:g} with momentum 0.9.",
         "",
         f"| loss at step | {' | '.join(map(str, shown))} | mean of the last {WINDOW} |",
         f"|---|{'---:|' * len(shown)}---:|",

@@ -1,8 +1,7 @@
 """Training of a network with and without the kernels of 1x1 convolutions, in Triton's interpreter.
 
-`python -m tests.support.gemm_training FILE fp32 [--kernels | --disturbed]` trains a network with BLOCKS on what
-`benchmarks.fused_training` wrote to FILE, and prints the losses as JSON. `--disturbed` changes the images by
-DISTURBANCE.
+`python -m tests.support.gemm_training FILE fp32 [--kernels | --disturbed]` trains what `benchmarks.fused_training`
+wrote to FILE, and prints the losses as JSON. `--disturbed` changes each value of the images by a small part of itself.
 """
 
 import json
@@ -22,10 +21,6 @@ from podscale.pytorch.models import build_model
 from tests.support.gemm_oracle import prepare_interpreter
 
 MOMENTUM = 0.9
-DISTURBANCE = 1e-7
-"""Change of each value of an image over the value, as its standard deviation: about the rounding of fp32."""
-BLOCKS = {"resnet50": ("bottleneck", (1, 2, 2, 1))}
-"""Blocks of the benchmark's network, of the 16 that ResNet-50 has: with strides, projections and plain shortcuts."""
 
 
 def use_large_tiles() -> None:
@@ -78,13 +73,16 @@ def main() -> None:
     training = np.load(file)
     images = torch.from_numpy(training["images"]).permute(0, 1, 4, 2, 3)
     if options == ["--disturbed"]:
-        images *= 1 + DISTURBANCE * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
+        random = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
+        images *= 1 + float(training["disturbance"]) * random
     prepare_interpreter()
     use_large_tiles()
-    with mock.patch.dict(resnet.IMAGENET_BLOCKS, BLOCKS):
+    model = ModelSection.model_validate_json(str(training["model"]))
+    blocks = {model.name: ("bottleneck", tuple(training["blocks"].tolist()))}
+    with mock.patch.dict(resnet.IMAGENET_BLOCKS, blocks):
         losses = train(
             zip(images, torch.from_numpy(training["labels"]), strict=True),
-            ModelSection.model_validate_json(str(training["model"])),
+            model,
             int(training["classes"]),
             float(training["learning_rate"]),
             torch.bfloat16 if dtype == "bf16" else torch.float32,
