@@ -93,7 +93,11 @@ def neumann(**options: Any) -> Run:
 SLOPE = Picture("slope_left", "Slope along a step that is left after it", "<g', p> / <g, p>")
 ANGLE = Picture("angle", "Angle between a step and steepest descent", "cos(p, -g)")
 STEP = Picture("length", "Length of a step", "|p| / |weights|")
-GRADIENT = Picture("gradient", "Length of the gradient", "|g|", limits=(0.0, math.inf))
+GRADIENT = Picture(
+    *("gradient", "Length of the gradient", "log10 |g|"),
+    summary=lambda values: math.log10(statistics.median(values)),
+    limits=(-math.inf, math.inf),
+)
 FAMILIES: dict[str, Family] = {
     "nlcg": Family(
         "What NLCG's steps do",
