@@ -71,10 +71,10 @@ def serve(root: Path) -> Iterator[Store]:
             if fault == "cut":
                 content = content[: len(content) // 2]
                 self.close_connection = True
+            with served.lock:  # before the client has all of it and asks for the count
+                served.bytes_sent[path.name] += len(content)
             with suppress(BrokenPipeError):  # a client that gave up waiting
                 self.wfile.write(content)
-            with served.lock:
-                served.bytes_sent[path.name] += len(content)
 
         def log_message(self, *_: object) -> None:
             pass

@@ -1,5 +1,6 @@
 """Trainings with NLCG and the Neumann optimizer: stopped, resumed, restored on fewer ranks, and exported."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from podscale.pytorch.trainer import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.model_files import WEIGHTS_FILE
-from tests.distributed.training.test_sharded_training import SHARDED, copied, outcome, restored
+from tests.distributed.training.test_sharded_training import SHARDED, outcome, restored
 from tests.distributed.training.test_training import assert_same_bits, document, final_state, losses_of, stop_after
 
 Values = dict[str, np.ndarray[Any, Any]]
@@ -54,7 +55,7 @@ def test_both_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
             assert outcome(halted, shards, world, stop_after(5, 0)) is None
             world.barrier()
             if world.is_rank0:
-                copied(Path(halted.run.workspace), 0)
+                shutil.copytree(Path(halted.run.workspace, "runs"), Path(halted.run.workspace, "copy0", "runs"))
             world.barrier()
             assert outcome(halted, shards, world) is not None
         return evaluated
