@@ -38,7 +38,7 @@ test-examples: .venv/.dev ## run the commands of the tutorials and the small for
 test-drills: .venv/.dev ## run the drills as tests, with two workers for five minutes (see `make drills`); needs Prometheus and root
 	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)
 
-test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, and faults in GPU kernels, in about twenty minutes; needs gcc, no GPU
+test-gpu-paper: .venv/.dev ## run the training steps of every option on a GPU that exists on paper, and faults in GPU kernels, in 17 minutes; needs gcc, no GPU
 	@PODSCALE_TEST_PAPER_GPU=1 $(SUITE) tests/paper_gpu $(ARGS)
 
 test-oldest: .venv-oldest/.oldest ## run the unit tests and those of exports with the oldest supported packages, in .venv-oldest (PYTHON=python3.12 for that version)
