@@ -94,7 +94,9 @@ SLOPE = Picture("slope_left", "Slope along a step that is left after it", "<g', 
 ANGLE = Picture("angle", "Angle between a step and steepest descent", "cos(p, -g)")
 STEP = Picture("length", "Length of a step", "|p| / |weights|")
 GRADIENT = Picture(
-    *("gradient", "Length of the gradient", "log10 |g|"),
+    "gradient",
+    "Length of the gradient",
+    "log10 |g|",
     summary=lambda values: math.log10(statistics.median(values)),
     limits=(-math.inf, math.inf),
 )

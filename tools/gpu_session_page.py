@@ -35,12 +35,7 @@ def write_page(out: Path, page: Path, command: str, remarks: str = "") -> None:
         *("", "`podscale doctor`, without the lines on processor, memory and disk:"),
         *("", "```", *re.sub(MACHINE_LINES, "", doctor, flags=re.MULTILINE).splitlines(), "```"),
         *("", "## Tests", "", *_table(("file", "result", "not run"), _test_rows(out))),
-        *(
-            "",
-            "## The digits through all stages",
-            "",
-            *_table(("engine", "accuracy, or failure"), _stage_rows(out)),
-        ),
+        *("", "## The digits through all stages", "", *_table(("engine", "accuracy, or failure"), _stage_rows(out))),
         *("", "## Sweep", "", *_table(("variant", "seconds", "result"), _sweep_rows(out))),
         *("", "## Files", "", *_table(("file of OUT", "bytes"), _file_rows(out))),
     ]

@@ -34,25 +34,30 @@ READS = {
 NOT_COUNTED = ("prim::", "c10d::")
 """Namespaces of operators that are not counted: questions about tensors, and collectives."""
 
-KERNELS: dict[tuple[str, str], tuple[int, ...]] = {
-    ("podscale.pytorch.optim.fused_momentum", "_norms_kernel"): (),
-    ("podscale.pytorch.optim.fused_momentum", "_momentum_kernel"): (0, 2),
-    ("podscale.pytorch.batch_norm.fused_kernels", "_moments_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_kernels", "_finish_moments_kernel"): (4, 5),
-    ("podscale.pytorch.batch_norm.fused_kernels", "_normalise_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_kernels", "_gradient_sums_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_kernels", "_finish_gradient_sums_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_kernels", "_input_gradient_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_pool_kernels", "_pool_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_pool_kernels", "_pool_gradient_sums_kernel"): (),
-    ("podscale.pytorch.batch_norm.fused_pool_kernels", "_pool_input_gradient_kernel"): (),
-    ("podscale.pytorch.batch_norm.gemm_kernels", "_gemm_forward_kernel"): (),
-    ("podscale.pytorch.batch_norm.gemm_kernels", "_gemm_data_gradient_kernel"): (),
-    ("podscale.pytorch.batch_norm.gemm_kernels", "_gemm_merge_kernel"): (),
-    ("podscale.pytorch.batch_norm.gemm_kernels", "_gemm_weight_gradient_kernel"): (),
-    ("podscale.pytorch.batch_norm.gemm_kernels", "_gemm_add_splits_kernel"): (),
+KERNELS: dict[str, dict[str, tuple[int, ...]]] = {
+    "podscale.pytorch.optim.fused_momentum": {"_norms_kernel": (), "_momentum_kernel": (0, 2)},
+    "podscale.pytorch.batch_norm.fused_kernels": {
+        "_moments_kernel": (),
+        "_finish_moments_kernel": (4, 5),
+        "_normalise_kernel": (),
+        "_gradient_sums_kernel": (),
+        "_finish_gradient_sums_kernel": (),
+        "_input_gradient_kernel": (),
+    },
+    "podscale.pytorch.batch_norm.fused_pool_kernels": {
+        "_pool_kernel": (),
+        "_pool_gradient_sums_kernel": (),
+        "_pool_input_gradient_kernel": (),
+    },
+    "podscale.pytorch.batch_norm.gemm_kernels": {
+        "_gemm_forward_kernel": (),
+        "_gemm_data_gradient_kernel": (),
+        "_gemm_merge_kernel": (),
+        "_gemm_weight_gradient_kernel": (),
+        "_gemm_add_splits_kernel": (),
+    },
 }
-"""Triton kernels of a step by module and name: positions of the tensors that a kernel reads and then writes."""
+"""Triton kernels of a step by module: positions of the tensors that a kernel reads and then writes."""
 
 
 def size_in_bytes(tensor: Tensor) -> int:
@@ -134,9 +139,9 @@ def count_traffic(device: str = "cuda") -> Iterator[Counter[str]]:
     """
     sizes: Counter[str] = Counter()
     with ExitStack() as stack:
-        for (module_name, name), updates in KERNELS.items():
+        for module_name, kernels in KERNELS.items():
             module = _import_kernels(module_name)
-            if module is not None:
+            for name, updates in kernels.items() if module is not None else ():
                 kernel = getattr(module, name)
                 stack.callback(setattr, module, name, kernel)
                 setattr(module, name, _CountedKernel(kernel, name, updates, sizes))

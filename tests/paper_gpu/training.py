@@ -329,7 +329,7 @@ def _paper_kernels(gpu: PaperGpu, *, by_descriptors: bool) -> Iterator[None]:
     times = gemm_check.LoadComparison(False, 1.0, 0.5 if by_descriptors else 2.0)
     with ExitStack() as stack:
         for (module, name), writes in KERNEL_OUTPUTS.items():
-            kernel = PaperKernel(gpu, name, writes, KERNELS[module.__name__, name])
+            kernel = PaperKernel(gpu, name, writes, KERNELS[module.__name__][name])
             stack.enter_context(mock.patch.object(module, name, kernel))
         stack.enter_context(mock.patch.object(gemm_check, "largest_error", return_value=0.0))  # values are needed
         stack.enter_context(mock.patch.object(gemm_check, "compare_loads", return_value=times))

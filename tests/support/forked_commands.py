@@ -94,15 +94,23 @@ class ForkServer:
         return ForkedProcess(int(os.read(status, PID_BYTES)), status, stdout, stderr)
 
 
-def _serve(server: socket.socket) -> list[Any]:
+def receive_request(connection: socket.socket) -> tuple[Any, list[int]]:
+    """Return a request, and the files that came with it; None if its sender has ended, perhaps before all was sent."""
+    head, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
+    length, content = int.from_bytes(head, "big"), b""
+    while len(content) < length:
+        content += (part := connection.recv(length - len(content)))
+        if not part:
+            break
+    return json.loads(content) if head and len(content) == length else None, files
+
+
+def _serve(server: socket.socket) -> Any:
     """Fork a process for each request, and a parent for it that reports its exit code. Returns in the former."""
     while True:
-        head, files, _, _ = socket.recv_fds(server, LENGTH_BYTES, 3)
-        if not head:
+        request, files = receive_request(server)
+        if request is None:
             os._exit(0)
-        content = b""
-        while len(content) < int.from_bytes(head, "big"):
-            content += server.recv(2**16)
         with suppress(ChildProcessError):  # for the CPU times of ended ones
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -113,7 +121,7 @@ def _serve(server: socket.socket) -> list[Any]:
                 os.dup2(files[1], 2)
                 for file in files:
                     os.close(file)
-                return json.loads(content)  # type: ignore[no-any-return]
+                return request
             _report(child, *files)
         for file in files:
             os.close(file)

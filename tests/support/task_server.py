@@ -8,7 +8,6 @@ working directory, umask and standard files to the server, and exits with the co
 
 import gc
 import importlib
-import json
 import os
 import runpy
 import selectors
@@ -22,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.support.forked_commands import LENGTH_BYTES, receive_request
 
 TASK = ["-m", "kfp.dsl.executor_main"]
 """First arguments of the commands that the server executes."""
@@ -49,7 +50,6 @@ PRELOADED = (
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "tests" / "system" / "standins"
 """Folder on the path of the tasks, with stand-ins for the stages."""
-LENGTH_BYTES = 8
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 
@@ -129,18 +129,15 @@ class _Server:
 
     def _start(self) -> None:
         connection, _ = self._listener.accept()
-        head, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
-        length, content = int.from_bytes(head, "big"), b""
-        while len(content) < length:
-            content += (part := connection.recv(length - len(content)))
-            if not part:  # the client was killed before it had sent everything
-                connection.close()
-                for file in files:
-                    os.close(file)
-                return
+        request, files = receive_request(connection)
+        if request is None:
+            connection.close()
+            for file in files:
+                os.close(file)
+            return
         pid = os.fork()
         if pid == 0:
-            _run(json.loads(content), files)
+            _run(request, files)
         for file in files:
             os.close(file)
         self._tasks[pid] = connection

@@ -71,9 +71,11 @@ WHOLE_ALONE = {"train__weight_update": "replicated", "train__all_reduce": {}}
     ("form", "readers"),
     [
         (SHARDED, {4: [{}, OVER_WORLD], 2: [{}, FLAT, WHOLE], 1: [ALONE, WHOLE_ALONE]}),
-        (OVER_WORLD, {4: [{}, SHARDED], 2: [{}]}),  # the others read as above: the file has the same names
+        (OVER_WORLD, {4: [{}, SHARDED], 2: [{}]}),
+        # The file has the same names and values as the first.
+        pytest.param(OVER_WORLD, {2: [FLAT, WHOLE], 1: [ALONE, WHOLE_ALONE]}, marks=pytest.mark.slow),
     ],
-    ids=["row", "world"],
+    ids=["row", "world", "world, other forms"],
 )
 def test_a_checkpoint_does_not_depend_on_the_sharding(
     run_world: Any, make_shard_set: Any, tmp_path: Path, form: dict[str, Any], readers: dict[int, list[dict[str, Any]]]

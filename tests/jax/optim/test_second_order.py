@@ -7,7 +7,7 @@ simulated devices.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -72,10 +72,15 @@ SHAMPOO = [
 ]
 
 
-IN_FP32 = [NLCG[1], NLCG[3], NEUMANN[1], NEUMANN[2]]
-"""Options that are also compared in fp32, between them every form of a step; each takes a compilation of its own."""
-FP32_DEVICES = {8: (SHAMPOO[0], SHAMPOO[2]), 1: (SHAMPOO[1], SHAMPOO[3])}
-"""Options of Shampoo that are also compared in fp32, by the number of devices."""
+RELEASED = [{"variant": "released"}, {"variant": "released", "beta": "polak_ribiere", "step": "online"}]
+
+
+def slow_but(values: Sequence[Any], *chosen: int) -> list[Any]:
+    """Return the values as parameters, all slow but those at some positions, which have every form of a step.
+
+    Each takes a compilation of its own. In float64 all of them are tested.
+    """
+    return [pytest.param(it, marks=() if n in chosen else pytest.mark.slow) for n, it in enumerate(values)]
 
 
 class Trajectory(NamedTuple):
@@ -199,31 +204,41 @@ def torch_in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [*NLCG, {"variant": "released"}, {"variant": "released", "beta": "polak_ribiere", "step": "online"}],
-)
+def nlcg_by_oracle(options: dict[str, Any]) -> tuple[Values, float]:
+    """Return the weights, and the part of the learning rate that is left."""
+    if options.get("variant") != "released":
+        return nlcg_oracle(DECAY, DECAYS, **nlcg_names(options))
+    own = {"update_rule": "PR", "line_search": "Online"} if options.get("beta") == "polak_ribiere" else {}
+    return ml_ncg_oracle(DECAY, DECAYS, **own)
+
+
+@pytest.mark.parametrize("options", [*NLCG, *RELEASED])
 def test_nlcg_follows_its_oracle_and_the_other_engine(options: dict[str, Any]) -> None:
     section = NlcgSection(**options)
-    if section.variant == "released":
-        own = {"update_rule": "PR", "line_search": "Online"} if section.beta == "polak_ribiere" else {}
-        want, base = ml_ncg_oracle(DECAY, DECAYS, **own)
-    else:
-        want, base = nlcg_oracle(DECAY, DECAYS, **nlcg_names(options))
+    want, base = nlcg_by_oracle(options)
     found = in_jax(Nlcg(section), exact=True)
     near(found.weights, want, EXACT, start())
     assert found.scalars["base_rate"] == pytest.approx(base, rel=1e-12)
     other = in_torch(lambda share: torch_optim.Nlcg(share, section))
     near(found.weights, other.weights, EXACT, start())
     assert found.scalars == pytest.approx(other.scalars, rel=1e-9)
-    if options in IN_FP32:
-        near(in_jax(Nlcg(section), exact=False).weights, want, 1e-3, start())
+
+
+@pytest.mark.parametrize("options", slow_but([*NLCG, *RELEASED], 1, 3))
+def test_nlcg_in_fp32_follows_its_oracle(options: dict[str, Any]) -> None:
+    want, _ = nlcg_by_oracle(options)
+    near(in_jax(Nlcg(NlcgSection(**options)), exact=False).weights, want, 1e-3, start())
+
+
+def neumann_by_oracle(section: NeumannSection) -> tuple[Values, Values]:
+    """Return the weights, and those to evaluate."""
+    return neumann_oracle(DECAY, DECAYS, section, 5 if section.sgd_epochs else 0, 10, PER_EPOCH)
 
 
 @pytest.mark.parametrize("options", NEUMANN)
 def test_neumann_follows_its_oracle_and_the_other_engine(options: dict[str, Any]) -> None:
     section = neumann_section(options)
-    want, reached = neumann_oracle(DECAY, DECAYS, section, 5 if section.sgd_epochs else 0, 10, PER_EPOCH)
+    want, reached = neumann_by_oracle(section)
     found = in_jax(Neumann(section, PER_EPOCH), exact=True)
     near(found.weights, want, EXACT, start())
     near(found.evaluated, reached, EXACT, start())
@@ -231,10 +246,16 @@ def test_neumann_follows_its_oracle_and_the_other_engine(options: dict[str, Any]
     near(found.weights, other.weights, EXACT, start())
     assert found.scalars == pytest.approx(other.scalars, rel=1e-9)
     assert not np.allclose(found.evaluated["large"], want["large"], atol=1e-3)
-    if options in IN_FP32:
-        single = in_jax(Neumann(section, PER_EPOCH), exact=False)
-        near(single.weights, want, 2e-5, start())
-        near(single.evaluated, reached, 2e-5, start())
+
+
+@pytest.mark.parametrize("options", slow_but(NEUMANN, 1, 2))
+def test_neumann_in_fp32_follows_its_oracle(options: dict[str, Any]) -> None:
+    section = neumann_section(options)
+    want, reached = neumann_by_oracle(section)
+    single = in_jax(Neumann(section, PER_EPOCH), exact=False)
+    near(single.weights, want, 2e-5, start())
+    near(single.evaluated, reached, 2e-5, start())
+    assert not np.allclose(single.evaluated["large"], want["large"], atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -310,13 +331,17 @@ def shampoo_in_torch(section: ShampooSection, nesterov: bool) -> ShampooRun:
         return ShampooRun(arrays.take(arrays.weights), {k: t.numpy() for k, t in rule.extra_state_arrays().items()})
 
 
+def shampoo_by_oracle(section: ShampooSection, nesterov: bool) -> Values:
+    known = {name: value for name, value in section.model_dump().items() if name not in ("roots", "roots_precision")}
+    return shampoo_oracle(draw(0), shampoo_steps(), SHAMPOO_DECAYS, nesterov=nesterov, **known)
+
+
 @pytest.mark.parametrize("options", SHAMPOO)
 def test_shampoo_follows_its_oracle_and_the_other_engine(options: dict[str, Any]) -> None:
     """Extra state has the names, shapes and values of the other engine's; devices share the roots."""
     nesterov = "vectors" not in options
     section = shampoo_section(options)
-    known = {name: value for name, value in section.model_dump().items() if name not in ("roots", "roots_precision")}
-    want = shampoo_oracle(draw(0), shampoo_steps(), SHAMPOO_DECAYS, nesterov=nesterov, **known)
+    want = shampoo_by_oracle(section, nesterov)
     found = shampoo_in_jax(section, nesterov, devices=8, exact=True)
     near(found.weights, want, EXACT, draw(0))
     other = shampoo_in_torch(section, nesterov)
@@ -325,9 +350,20 @@ def test_shampoo_follows_its_oracle_and_the_other_engine(options: dict[str, Any]
     for name, vector in other.state.items():
         scale = np.abs(vector).max()
         np.testing.assert_allclose(found.state[name], vector, rtol=0, atol=EXACT * scale, err_msg=name)
-    (devices,) = (count for count, chosen in FP32_DEVICES.items() if options in chosen)
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        pytest.param(it, devices, marks=() if devices == chosen else pytest.mark.slow)
+        for it, chosen in zip(SHAMPOO, (8, 1, 8, 1), strict=True)
+        for devices in (1, 8)
+    ],
+)
+def test_shampoo_in_fp32_follows_its_oracle(options: dict[str, Any], devices: int) -> None:
+    nesterov, section = "vectors" not in options, shampoo_section(options)
     single = shampoo_in_jax(section, nesterov, devices=devices, exact=False)
-    for name, value in want.items():
+    for name, value in shampoo_by_oracle(section, nesterov).items():
         np.testing.assert_allclose(single.weights[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 

@@ -75,7 +75,7 @@ def test_kernels_are_counted_until_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     launches = []
     kernel = {(7,): lambda *arguments, **options: launches.append((arguments, options))}
     module = SimpleNamespace(_moments_kernel=kernel)
-    monkeypatch.setattr(memory_traffic, "KERNELS", {("a.module", "_moments_kernel"): (0,)})
+    monkeypatch.setattr(memory_traffic, "KERNELS", {"a.module": {"_moments_kernel": (0,)}})
     monkeypatch.setattr(memory_traffic, "import_module", {"a.module": module}.__getitem__)
     x = torch.ones(10)
     sizes = counted(lambda: module._moments_kernel[(7,)](x, 2, num_warps=4))
